@@ -1,0 +1,350 @@
+// The options: the table of options.def made into parsers, one reading of the environment, and the
+// lines that say what was refused. Reading must not log (the log asks for the options): values are
+// published first and talked about afterwards.
+#include "base/options.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <string_view>
+
+#include "base/ascii.h"
+#include "base/log.h"
+#include "base/sizes.h"
+
+extern char** environ;
+
+namespace kvshim {
+namespace {
+
+constexpr std::size_t kTextMax = 4096;  // PATH_MAX: the longest text option, with its end
+constexpr unsigned kThreadsMax = 256;
+
+// ---- words ----
+
+template <typename T>
+struct Word {
+  const char* text;
+  T value;
+};
+
+constexpr Word<bool> kBools[] = {{"0", false}, {"1", true}};
+constexpr Word<Kind> kKinds[] = {
+    {kind_name(Kind::managed), Kind::managed},
+    {kind_name(Kind::vmm), Kind::vmm},
+    {kind_name(Kind::native), Kind::native},
+};
+constexpr Word<LogLevel> kLevels[] = {
+    {"off", LogLevel::off},   {"error", LogLevel::error}, {"warn", LogLevel::warn},
+    {"info", LogLevel::info}, {"debug", LogLevel::debug},
+};
+constexpr Word<MemsetBy> kMemsets[] = {{"cpu", MemsetBy::cpu}, {"device", MemsetBy::device}};
+constexpr Word<AsyncPolicy> kAsyncs[] = {
+    {"native", AsyncPolicy::native},
+    {"route", AsyncPolicy::route},
+};
+constexpr Word<HandleChoice> kHandles[] = {
+    {"auto", HandleChoice::automatic},
+    {"fabric", HandleChoice::fabric},
+    {"posix", HandleChoice::posix},
+    {"none", HandleChoice::none},
+};
+
+constexpr const auto& words_of(const bool*) {
+  return kBools;
+}
+constexpr const auto& words_of(const Kind*) {
+  return kKinds;
+}
+constexpr const auto& words_of(const LogLevel*) {
+  return kLevels;
+}
+constexpr const auto& words_of(const MemsetBy*) {
+  return kMemsets;
+}
+constexpr const auto& words_of(const AsyncPolicy*) {
+  return kAsyncs;
+}
+constexpr const auto& words_of(const HandleChoice*) {
+  return kHandles;
+}
+
+std::string_view trimmed(const char* text) {
+  std::string_view view(text);
+  while (!view.empty() && ascii::is_space(view.front())) view.remove_prefix(1);
+  while (!view.empty() && ascii::is_space(view.back())) view.remove_suffix(1);
+  return view;
+}
+
+bool same_word(std::string_view a, std::string_view b) {
+  if (a.size() != b.size()) return false;
+  for (std::size_t i = 0; i < a.size(); ++i)
+    if (ascii::lower(a[i]) != ascii::lower(b[i])) return false;
+  return true;
+}
+
+// ---- one parser and one printer for each type of option ----
+
+template <typename T>
+bool parse_value(const char* text, std::string_view, T* value) {
+  for (const auto& word : words_of(value)) {
+    if (!same_word(trimmed(text), word.text)) continue;
+    *value = word.value;
+    return true;
+  }
+  return false;
+}
+
+// A size. "never" is a size only where the option's allowed values say so.
+bool parse_value(const char* text, std::string_view allowed, std::uint64_t* value) {
+  if (allowed.find("never") != std::string_view::npos && same_word(trimmed(text), "never")) {
+    *value = kNever;
+    return true;
+  }
+  return parse_size(text, value);
+}
+
+// A count of threads: 0 stands for auto.
+bool parse_value(const char* text, std::string_view, unsigned* value) {
+  const std::string_view digits = trimmed(text);
+  if (same_word(digits, "auto")) {
+    *value = 0;
+    return true;
+  }
+  unsigned count = 0;
+  for (const char c : digits) {
+    if (!ascii::is_digit(c)) return false;
+    count = count * 10 + static_cast<unsigned>(c - '0');
+    if (count > kThreadsMax) return false;
+  }
+  if (count == 0) return false;
+  *value = count;
+  return true;
+}
+
+bool parse_value(const char* text, std::string_view, const char** value) {
+  if (strlen(text) >= kTextMax) return false;
+  *value = text;
+  return true;
+}
+
+struct ValueText {
+  char text[96];
+};
+
+template <typename... Args>
+ValueText value_text(fmt::format_string<Args...> format, Args&&... args) {
+  ValueText result{};
+  fmt::format_to_n(result.text, sizeof(result.text) - 1, format, static_cast<Args&&>(args)...);
+  return result;
+}
+
+template <typename T>
+ValueText show(T value) {
+  for (const auto& word : words_of(&value))
+    if (word.value == value) return value_text("{}", word.text);
+  return {};
+}
+ValueText show(std::uint64_t value) {
+  if (value == kNever) return value_text("never");
+  return value_text("{} bytes ({})", value, format_size(value).c_str());
+}
+ValueText show(unsigned value) {
+  return value == 0 ? value_text("auto") : value_text("{}", value);
+}
+ValueText show(const char* value) {
+  return value_text("\"{}\"", value);
+}
+
+constexpr const char* type_name(const bool*) {
+  return "bool";
+}
+constexpr const char* type_name(const std::uint64_t*) {
+  return "size";
+}
+constexpr const char* type_name(const unsigned*) {
+  return "count";
+}
+constexpr const char* type_name(const char* const*) {
+  return "text";
+}
+template <typename Enum>
+constexpr const char* type_name(const Enum*) {
+  return "choice";
+}
+
+// ---- the table ----
+
+constexpr OptionInfo kTable[] = {
+#define KVSHIM_OPTION(field, type, env, default_text, allowed, doc) \
+  {env,                                                             \
+   type_name(static_cast<type*>(nullptr)),                          \
+   default_text,                                                    \
+   allowed,                                                         \
+   doc,                                                             \
+   [](const char* text, Options* into) { return parse_value(text, allowed, &into->field); }},
+#include "base/options.def"
+#undef KVSHIM_OPTION
+};
+constexpr unsigned kCount = sizeof(kTable) / sizeof(kTable[0]);
+
+// ---- the process's options ----
+
+// Read by whoever comes first; 0: not yet, -1: ready, else the process that is publishing. A child
+// forked in that instant finds its parent's id there and publishes for itself.
+constinit std::atomic<std::int64_t> state{0};
+constexpr std::int64_t kReady = -1;
+constinit Options current{};
+constinit Origin origins[kCount]{};
+constinit char log_file_text[kTextMax]{};
+
+// NULL for everything in a privileged program (set-user-ID, file capabilities): whoever starts such
+// a program must not choose where it writes.
+const char* from_environment(const char* env) {
+  return secure_getenv(env);
+}
+
+// The host may change its environment later, so text is copied.
+void publish(const Options& parsed, const Origin* from) {
+  current = parsed;
+  memcpy(log_file_text, parsed.log_file, strlen(parsed.log_file) + 1);
+  current.log_file = log_file_text;
+  memcpy(origins, from, sizeof(origins));
+}
+
+// ---- what was refused ----
+
+void report_refused() {
+  for (unsigned i = 0; i < kCount; ++i) {
+    if (origins[i] != Origin::refused) continue;
+    const OptionInfo& option = kTable[i];
+    const char* value = from_environment(option.env);
+    const std::string_view shown = std::string_view(value != nullptr ? value : "").substr(0, 128);
+    log::error("{}=\"{}\" is not understood ({}); using the default {}", option.env,
+               fmt::string_view(shown.data(), shown.size()), option.allowed,
+               option.default_text[0] != '\0' ? option.default_text : "\"\"");
+  }
+}
+
+// Edits (insert, delete, replace) that turn one name into the other.
+unsigned distance(std::string_view a, std::string_view b) {
+  constexpr std::size_t kLongest = 64;
+  a = a.substr(0, kLongest);
+  b = b.substr(0, kLongest);
+  unsigned row[kLongest + 1];
+  for (unsigned j = 0; j <= b.size(); ++j) row[j] = j;
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    unsigned diagonal = row[0];
+    row[0] = static_cast<unsigned>(i);
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const unsigned replace = diagonal + (a[i - 1] != b[j - 1] ? 1 : 0);
+      const unsigned shift = 1 + (row[j] < row[j - 1] ? row[j] : row[j - 1]);
+      diagonal = row[j];
+      row[j] = replace < shift ? replace : shift;
+    }
+  }
+  return row[b.size()];
+}
+
+// A misspelled variable would otherwise be a silent default.
+void report_unknown() {
+  constexpr std::string_view prefix = "KVSHIM_";
+  // Read by scripts/kvshim-entrypoint.sh, not by the library.
+  constexpr std::string_view elsewhere[] = {"KVSHIM_LIB", "KVSHIM_REQUIRE"};
+  if (environ == nullptr) return;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    std::string_view name(*entry);
+    name = name.substr(0, name.find('='));
+    if (name.substr(0, prefix.size()) != prefix) continue;
+    bool known = false;
+    for (const std::string_view other : elsewhere) known = known || name == other;
+    const char* nearest = "";
+    unsigned least = ~0u;
+    for (const OptionInfo& option : kTable) {
+      const unsigned edits = distance(name, option.env);
+      known = known || name == option.env;
+      if (edits >= least) continue;
+      least = edits;
+      nearest = option.env;
+    }
+    if (known) continue;
+    name = name.substr(0, 128);
+    log::warn("{} is not an option and has no effect; the nearest one is {}",
+              fmt::string_view(name.data(), name.size()), nearest);
+  }
+}
+
+[[gnu::noinline, gnu::cold]] void read_environment() {
+  const int saved_errno = errno;
+  Options parsed{};
+  Origin from[kCount];
+  parse_options(from_environment, &parsed, from);
+
+  const std::int64_t self = getpid();
+  std::int64_t seen = state.load(std::memory_order_acquire);
+  while (seen != kReady) {
+    if (seen == self) {  // another thread is copying a few bytes
+      sched_yield();
+      seen = state.load(std::memory_order_acquire);
+    } else if (state.compare_exchange_strong(seen, self, std::memory_order_acq_rel)) {
+      publish(parsed, from);
+      state.store(kReady, std::memory_order_release);
+      report_refused();
+      report_unknown();
+      break;
+    }
+  }
+  errno = saved_errno;
+}
+
+}  // namespace
+
+OptionTable option_table() {
+  return {kTable, kCount};
+}
+
+void parse_options(const char* (*lookup)(const char* env), Options* into, Origin* from) {
+  for (unsigned i = 0; i < kCount; ++i) {
+    const OptionInfo& option = kTable[i];
+    option.parse(option.default_text, into);
+    const char* text = lookup(option.env);
+    from[i] = text == nullptr            ? Origin::default_value
+              : option.parse(text, into) ? Origin::environment
+                                         : Origin::refused;
+  }
+}
+
+const Options& options() {
+  if (state.load(std::memory_order_acquire) != kReady) [[unlikely]]
+    read_environment();
+  return current;
+}
+
+Origin option_origin(unsigned index) {
+  options();
+  return index < kCount ? origins[index] : Origin::default_value;
+}
+
+void log_options() {
+  constexpr const char* origin_texts[] = {"default", "from the environment",
+                                          "default, the environment's value was refused"};
+  const Options& now = options();
+  if (!log::enabled(LogLevel::info)) return;
+  unsigned index = 0;
+  const auto say = [&](std::string_view env, const ValueText& value) {
+    const Origin origin = origins[index++];
+    const bool worth_it = origin != Origin::default_value || env == "KVSHIM_THRESHOLD";
+    const LogLevel level = worth_it ? LogLevel::info : LogLevel::debug;
+    log::print(level, "{} = {}, {}", fmt::string_view(env.data(), env.size()), value.text,
+               origin_texts[static_cast<unsigned>(origin)]);
+  };
+#define KVSHIM_OPTION(field, type, env, default_text, allowed, doc) say(env, show(now.field));
+#include "base/options.def"
+#undef KVSHIM_OPTION
+}
+
+}  // namespace kvshim

@@ -1,0 +1,57 @@
+// Every KVSHIM_* option of the library, from one table (options.def). Read once, at the first CUDA
+// call, and constant from then on. A bad value is refused loudly and the default is used.
+#pragma once
+
+#include <cstdint>
+
+#include "base/kind.h"
+
+namespace kvshim {
+
+enum class LogLevel : std::uint8_t { off, error, warn, info, debug };
+enum class MemsetBy : std::uint8_t { cpu, device };
+enum class AsyncPolicy : std::uint8_t { native, route };
+enum class HandleChoice : std::uint8_t { automatic, fabric, posix, none };
+
+struct Options {
+#define KVSHIM_OPTION(field, type, env, default_text, allowed, doc) type field;
+#include "base/options.def"
+#undef KVSHIM_OPTION
+};
+
+// Where an option's value came from, for the log and for docs.
+enum class Origin : std::uint8_t { default_value, environment, refused };
+
+struct OptionInfo {
+  const char* env;                                 // "KVSHIM_THRESHOLD"
+  const char* type;                                // "size", "choice", "bool", "count", "text"
+  const char* default_text;                        // as one would write it in the environment
+  const char* allowed;                             // "4G, 512MiB, 0, never"
+  const char* doc;                                 // one or two sentences, plain text
+  bool (*parse)(const char* text, Options* into);  // false: refused, *into untouched
+};
+
+// The table, in the order of options.def.
+struct OptionTable {
+  const OptionInfo* begin_;
+  unsigned count;
+  const OptionInfo* begin() const { return begin_; }
+  const OptionInfo* end() const { return begin_ + count; }
+};
+OptionTable option_table();
+
+// The process's options. The first call reads the environment (thread-safe, no heap); later calls
+// cost one atomic load. Refused values are reported through the log on that first call.
+const Options& options();
+Origin option_origin(unsigned index);
+
+// For tests: parse a given environment instead of the process's. `lookup` returns NULL for unset.
+void parse_options(const char* (*lookup)(const char* env), Options* into, Origin* origins);
+
+// Says what the options are: the threshold in bytes and whatever was set at info, the rest at
+// debug.
+void log_options();
+
+// After fork in the child nothing changes: options are inherited.
+
+}  // namespace kvshim

@@ -1,0 +1,62 @@
+// The driver functions that the engine itself calls. Exact ABI names, so that a header's macros can
+// never choose another version than the one whose behaviour was measured (docs/driver-notes.md).
+#pragma once
+
+#include <cstddef>
+
+#include "driver/function.h"
+
+namespace kvshim::driver {
+
+#define KVSHIM_DRIVER_FUNCTION(name, ...) inline constinit Function<CUresult(__VA_ARGS__)> name{#name}
+
+KVSHIM_DRIVER_FUNCTION(cuCtxSynchronize);
+KVSHIM_DRIVER_FUNCTION(cuCtxGetCurrent, CUcontext*);
+KVSHIM_DRIVER_FUNCTION(cuCtxGetDevice, CUdevice*);
+KVSHIM_DRIVER_FUNCTION(cuCtxGetId, CUcontext, unsigned long long*);
+KVSHIM_DRIVER_FUNCTION(cuCtxPushCurrent_v2, CUcontext);
+KVSHIM_DRIVER_FUNCTION(cuCtxPopCurrent_v2, CUcontext*);
+KVSHIM_DRIVER_FUNCTION(cuDeviceGetAttribute, int*, CUdevice_attribute, CUdevice);
+KVSHIM_DRIVER_FUNCTION(cuDeviceTotalMem_v2, std::size_t*, CUdevice);
+KVSHIM_DRIVER_FUNCTION(cuDeviceGetPCIBusId, char*, int, CUdevice);
+KVSHIM_DRIVER_FUNCTION(cuEventCreate, CUevent*, unsigned);
+KVSHIM_DRIVER_FUNCTION(cuEventDestroy_v2, CUevent);
+KVSHIM_DRIVER_FUNCTION(cuEventQuery, CUevent);
+KVSHIM_DRIVER_FUNCTION(cuEventRecord, CUevent, CUstream);
+KVSHIM_DRIVER_FUNCTION(cuEventSynchronize, CUevent);
+KVSHIM_DRIVER_FUNCTION(cuGetErrorName, CUresult, const char**);
+KVSHIM_DRIVER_FUNCTION(cuLaunchHostFunc, CUstream, CUhostFn, void*);
+KVSHIM_DRIVER_FUNCTION(cuMemAlloc_v2, CUdeviceptr*, std::size_t);
+KVSHIM_DRIVER_FUNCTION(cuMemFree_v2, CUdeviceptr);
+KVSHIM_DRIVER_FUNCTION(cuMemFreeAsync, CUdeviceptr, CUstream);
+KVSHIM_DRIVER_FUNCTION(cuMemGetInfo_v2, std::size_t*, std::size_t*);
+KVSHIM_DRIVER_FUNCTION(cuMemAllocManaged, CUdeviceptr*, std::size_t, unsigned);
+KVSHIM_DRIVER_FUNCTION(cuMemGetAllocationGranularity, std::size_t*, const CUmemAllocationProp*,
+                       CUmemAllocationGranularity_flags);
+KVSHIM_DRIVER_FUNCTION(cuMemCreate, CUmemGenericAllocationHandle*, std::size_t,
+                       const CUmemAllocationProp*, unsigned long long);
+KVSHIM_DRIVER_FUNCTION(cuMemRelease, CUmemGenericAllocationHandle);
+KVSHIM_DRIVER_FUNCTION(cuMemAddressReserve, CUdeviceptr*, std::size_t, std::size_t, CUdeviceptr,
+                       unsigned long long);
+KVSHIM_DRIVER_FUNCTION(cuMemAddressFree, CUdeviceptr, std::size_t);
+KVSHIM_DRIVER_FUNCTION(cuMemMap, CUdeviceptr, std::size_t, std::size_t,
+                       CUmemGenericAllocationHandle, unsigned long long);
+KVSHIM_DRIVER_FUNCTION(cuMemUnmap, CUdeviceptr, std::size_t);
+KVSHIM_DRIVER_FUNCTION(cuMemSetAccess, CUdeviceptr, std::size_t, const CUmemAccessDesc*,
+                       std::size_t);
+KVSHIM_DRIVER_FUNCTION(cuMemExportToShareableHandle, void*, CUmemGenericAllocationHandle,
+                       CUmemAllocationHandleType, unsigned long long);
+KVSHIM_DRIVER_FUNCTION(cuStreamIsCapturing, CUstream, CUstreamCaptureStatus*);
+KVSHIM_DRIVER_FUNCTION(cuStreamSynchronize, CUstream);
+
+#undef KVSHIM_DRIVER_FUNCTION
+
+// What a stream argument means: the per-thread twins (`_ptds`, `_ptsz`) read 0 as the calling
+// thread's stream, the others as the legacy one. The result names it explicitly for every function.
+enum class StreamZero : bool { legacy, per_thread };
+inline CUstream resolve_stream(CUstream stream, StreamZero zero) noexcept {
+  if (stream != nullptr) return stream;
+  return zero == StreamZero::per_thread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;
+}
+
+}  // namespace kvshim::driver

@@ -1,0 +1,191 @@
+// Finds the C library's dlsym without calling dlsym, and the driver without loading it.
+//
+// Why the C library's symbol table is read by hand: kvshim exports dlsym and dlvsym, and the loader
+// lets an unversioned definition satisfy a versioned reference, so even a reference to
+// dlvsym@GLIBC_2.2.5 from this library would be bound to kvshim's own. No heap, no lock of ours.
+#include "driver/libcuda.h"
+
+#include <dlfcn.h>
+#include <elf.h>
+#include <link.h>
+
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+
+namespace kvshim::driver {
+namespace {
+
+constinit std::atomic<void*> g_dlsym{nullptr};
+constinit std::atomic<void*> g_dlvsym{nullptr};
+constinit std::atomic<void*> g_libcuda{nullptr};
+
+// What a lookup needs of one loaded object's dynamic section.
+struct Symbols {
+  const ElfW(Sym) * symbols = nullptr;
+  const char* strings = nullptr;
+  const std::uint32_t* gnu_hash = nullptr;
+  const ElfW(Half) * versions = nullptr;
+  const char* soname = nullptr;
+};
+
+Symbols symbols_of(const link_map* map) {
+  Symbols found;
+  ElfW(Xword) soname = 0;
+  bool has_soname = false;
+  for (const ElfW(Dyn)* dyn = map->l_ld; dyn->d_tag != DT_NULL; ++dyn) {
+    // glibc relocates these pointers in place; where a loader does not, they are still offsets.
+    const ElfW(Addr) value = dyn->d_un.d_ptr;
+    const ElfW(Addr) address = value < map->l_addr ? value + map->l_addr : value;
+    switch (dyn->d_tag) {
+      case DT_SYMTAB:
+        found.symbols = reinterpret_cast<const ElfW(Sym)*>(address);
+        break;
+      case DT_STRTAB:
+        found.strings = reinterpret_cast<const char*>(address);
+        break;
+      case DT_GNU_HASH:
+        found.gnu_hash = reinterpret_cast<const std::uint32_t*>(address);
+        break;
+      case DT_VERSYM:
+        found.versions = reinterpret_cast<const ElfW(Half)*>(address);
+        break;
+      case DT_SONAME:
+        soname = dyn->d_un.d_val;
+        has_soname = true;
+        break;
+      default:
+        break;
+    }
+  }
+  if (has_soname && found.strings != nullptr) found.soname = found.strings + soname;
+  return found;
+}
+
+std::uint32_t gnu_hash(const char* name) {
+  std::uint32_t hash = 5381;
+  for (; *name != '\0'; ++name) hash = hash * 33 + static_cast<unsigned char>(*name);
+  return hash;
+}
+
+// The defined function `name`; its default version where there are several (glibc 2.34 and later
+// carry dlsym twice, one function under two versions).
+void* find_function(const link_map* map, const Symbols& in, const char* name) {
+  if (in.symbols == nullptr || in.strings == nullptr || in.gnu_hash == nullptr) return nullptr;
+  // Layout: bucket count, index of the first hashed symbol, filter words, shift; filter, buckets,
+  // chains. The last entry of a chain has bit 0 set.
+  const std::uint32_t bucket_count = in.gnu_hash[0];
+  const std::uint32_t first = in.gnu_hash[1];
+  const std::uint32_t filter_words = in.gnu_hash[2];
+  if (bucket_count == 0) return nullptr;
+  const std::uint32_t* buckets =
+      in.gnu_hash + 4 + filter_words * (sizeof(ElfW(Addr)) / sizeof(std::uint32_t));
+  const std::uint32_t* chains = buckets + bucket_count;
+  const std::uint32_t hash = gnu_hash(name);
+  void* older = nullptr;
+  std::uint32_t index = buckets[hash % bucket_count];
+  if (index < first) return nullptr;
+  for (;; ++index) {
+    const std::uint32_t entry = chains[index - first];
+    const ElfW(Sym)& symbol = in.symbols[index];
+    if ((entry | 1u) == (hash | 1u) && symbol.st_shndx != SHN_UNDEF &&
+        ELF64_ST_TYPE(symbol.st_info) == STT_FUNC &&
+        std::strcmp(in.strings + symbol.st_name, name) == 0) {
+      void* const address = reinterpret_cast<void*>(map->l_addr + symbol.st_value);
+      const bool hidden = in.versions != nullptr && (in.versions[index] & 0x8000u) != 0;
+      if (!hidden) return address;
+      older = address;
+    }
+    if ((entry & 1u) != 0) return older;
+  }
+}
+
+// libc.so.6 holds both functions since glibc 2.34, libdl.so.2 before. Objects of program start
+// stand first in the list and are never unloaded, so no lock is needed to walk that far.
+void* find_in_libc(const char* name) {
+  Dl_info info;
+  link_map* map = nullptr;
+  if (dladdr1(&g_libcuda, &info, reinterpret_cast<void**>(&map), RTLD_DL_LINKMAP) == 0) {
+    return nullptr;
+  }
+  while (map->l_prev != nullptr) map = map->l_prev;
+  for (; map != nullptr; map = map->l_next) {
+    const Symbols symbols = symbols_of(map);
+    if (symbols.soname == nullptr) continue;
+    if (std::strcmp(symbols.soname, "libc.so.6") != 0 &&
+        std::strcmp(symbols.soname, "libdl.so.2") != 0) {
+      continue;
+    }
+    if (void* const found = find_function(map, symbols, name)) return found;
+  }
+  return nullptr;
+}
+
+// Several threads may come here first; all of them find the same address.
+void* cached(std::atomic<void*>& cache, const char* name) {
+  void* address = cache.load(std::memory_order_relaxed);
+  if (address == nullptr) {
+    address = find_in_libc(name);
+    cache.store(address, std::memory_order_relaxed);
+  }
+  return address;
+}
+
+bool starts_with(const char* text, const char* prefix) {
+  return std::strncmp(text, prefix, std::strlen(prefix)) == 0;
+}
+
+}  // namespace
+
+void* real_dlsym_address() noexcept {
+  return cached(g_dlsym, "dlsym");
+}
+void* real_dlvsym_address() noexcept {
+  return cached(g_dlvsym, "dlvsym");
+}
+
+void* real_dlsym(void* handle, const char* name) noexcept {
+  using Function = void* (*)(void*, const char*);
+  void* const real = real_dlsym_address();
+  return real == nullptr ? nullptr : reinterpret_cast<Function>(real)(handle, name);
+}
+
+void* real_dlvsym(void* handle, const char* name, const char* version) noexcept {
+  using Function = void* (*)(void*, const char*, const char*);
+  void* const real = real_dlvsym_address();
+  return real == nullptr ? nullptr : reinterpret_cast<Function>(real)(handle, name, version);
+}
+
+void* handle() noexcept {
+  void* library = g_libcuda.load(std::memory_order_acquire);
+  if (library != nullptr) return library;
+  // NOLOAD finds it linked, global, or local inside Python, where RTLD_NEXT and RTLD_DEFAULT do
+  // not.
+  library = dlopen("libcuda.so.1", RTLD_NOLOAD | RTLD_LAZY);
+  if (library == nullptr) {
+    dlerror();  // our probe's failure is not the program's business
+    return nullptr;
+  }
+  g_libcuda.store(library, std::memory_order_release);
+  return library;
+}
+
+void* symbol(const char* name) noexcept {
+  void* const library = handle();
+  if (library == nullptr) return nullptr;
+  void* const address = real_dlsym(library, name);
+  if (address == nullptr) dlerror();
+  return address;
+}
+
+bool contains(const void* code) noexcept {
+  Dl_info info;
+  if (dladdr(code, &info) == 0 || info.dli_fname == nullptr) return false;
+  const char* const slash = std::strrchr(info.dli_fname, '/');
+  const char* const file = slash == nullptr ? info.dli_fname : slash + 1;
+  // Not "libcuda": libcudart is the program's side of the border.
+  return starts_with(file, "libcuda.so") || starts_with(file, "libcudadebugger.so") ||
+         starts_with(file, "libnvidia-");
+}
+
+}  // namespace kvshim::driver

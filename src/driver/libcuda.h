@@ -1,0 +1,27 @@
+// The real driver and the real dynamic-symbol lookup: where they are, not what to do with them.
+// This folder is the only one that may look symbols up; everybody else asks here. No policy.
+#pragma once
+
+namespace kvshim::driver {
+
+// The C library's own dlsym and dlvsym, never another interposer's and never ours. They see *us*
+// as the caller, so RTLD_NEXT means "after kvshim". NULL and a pending dlerror() on failure.
+void* real_dlsym(void* handle, const char* name) noexcept;
+void* real_dlvsym(void* handle, const char* name, const char* version) noexcept;
+
+// Their addresses, for a jump that keeps the original caller.
+void* real_dlsym_address() noexcept;
+void* real_dlvsym_address() noexcept;
+
+// The driver library if the process has loaded it by whatever way, NULL if not (yet). kvshim never
+// loads it. The handle is kept for ever, so addresses taken from it stay valid. dlerror() is clean
+// afterwards.
+void* handle() noexcept;
+
+// The real driver's function of exactly this exported name, or NULL. dlerror() is clean afterwards.
+void* symbol(const char* name) noexcept;
+
+// True for code of the driver's own libraries (libcuda, libnvidia-*): they get the truth.
+bool contains(const void* code) noexcept;
+
+}  // namespace kvshim::driver

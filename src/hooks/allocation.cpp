@@ -1,0 +1,52 @@
+// Blocking allocation and free, and the host's own cuMemCreate and cuMemAllocManaged (counted only,
+// arguments untouched).
+#include "base/sizes.h"
+#include "hooks/hook.h"
+#include "telemetry/counters.h"
+
+using namespace kvshim;
+
+KVSHIM_HOOK_DEF CUresult cuMemAlloc_v2(CUdeviceptr* out, std::size_t bytes) {
+  const Reentry guard;
+  if (pass_through(guard) || out == nullptr || bytes == 0) return real::cuMemAlloc_v2(out, bytes);
+  return engine::allocate(out, bytes);
+}
+
+KVSHIM_HOOK_DEF CUresult cuMemAllocPitch_v2(CUdeviceptr* out, std::size_t* pitch, std::size_t width,
+                                            std::size_t height, unsigned element) {
+  const Reentry guard;
+  // Rows are a multiple of 512 bytes apart, for every element size that the driver takes (measured).
+  constexpr std::size_t kPitch = 512;
+  const bool understood = element == 4 || element == 8 || element == 16;
+  std::size_t bytes = 0;
+  if (pass_through(guard) || out == nullptr || pitch == nullptr || !understood || width == 0 ||
+      width > (1ull << 48) || __builtin_mul_overflow(round_up(width, kPitch), height, &bytes) ||
+      bytes == 0) {
+    return real::cuMemAllocPitch_v2(out, pitch, width, height, element);
+  }
+  const CUresult code = engine::allocate(out, bytes);
+  if (code == CUDA_SUCCESS) *pitch = round_up(width, kPitch);
+  return code;
+}
+
+KVSHIM_HOOK_DEF CUresult cuMemFree_v2(CUdeviceptr ptr) {
+  const Reentry guard;
+  CUresult result = CUDA_SUCCESS;
+  if (!pass_through(guard) && ptr != 0 && engine::free(ptr, &result)) return result;
+  return real::cuMemFree_v2(ptr);
+}
+
+KVSHIM_HOOK_DEF CUresult cuMemAllocManaged(CUdeviceptr* out, std::size_t bytes, unsigned flags) {
+  const Reentry guard;
+  const CUresult code = real::cuMemAllocManaged(out, bytes, flags);
+  if (code == CUDA_SUCCESS && !pass_through(guard)) telemetry::counters.own_managed.add(bytes);
+  return code;
+}
+
+KVSHIM_HOOK_DEF CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t bytes,
+                                     const CUmemAllocationProp* prop, unsigned long long flags) {
+  const Reentry guard;
+  const CUresult code = real::cuMemCreate(handle, bytes, prop, flags);
+  if (code == CUDA_SUCCESS && !pass_through(guard)) telemetry::counters.own_vmm.add(bytes);
+  return code;
+}

@@ -1,0 +1,42 @@
+// What every wrapper includes: the real functions of all hooked names, and the way to define a hook.
+// A wrapper is a few lines and clever in none: guard, out-parameter check, engine call.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstddef>
+
+#include "base/reentry.h"
+#include "driver/function.h"
+#include "driver/functions.h"
+#include "memory/engine.h"
+
+#undef cuGetProcAddress  // cuda.h makes it the v2 form; both exist and differ
+
+namespace kvshim::real {
+
+#define KVSHIM_HOOK(name, params, args) \
+  inline constinit driver::Function<CUresult params> name{#name};
+#include "hooks/hooks.def"
+#undef KVSHIM_HOOK
+
+}  // namespace kvshim::real
+
+// Not noexcept: cuda.h has declared them already, without.
+extern "C" {
+#define KVSHIM_HOOK(name, params, args) CUresult name params;
+#include "hooks/hooks.def"
+#undef KVSHIM_HOOK
+}
+
+// Exported under exactly the driver's name; the linker script lists the same names.
+#define KVSHIM_HOOK_DEF extern "C" __attribute__((visibility("default")))
+
+namespace kvshim {
+
+// True when this call is the engine's own, or the library is off: it belongs to the driver.
+inline bool pass_through(const Reentry& guard) noexcept {
+  return guard.nested() || !engine::active();
+}
+
+}  // namespace kvshim

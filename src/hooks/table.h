@@ -1,0 +1,16 @@
+// The hooks as data: exact exported name -> our function. Generated from hooks.def.
+#pragma once
+
+#include <span>
+
+namespace kvshim {
+
+struct HookEntry {
+  const char* name;  // "cuMemAlloc_v2"
+  void* hook;        // our exported function of that name
+};
+
+// In the order of hooks.def; constant, usable from any thread at any time.
+std::span<const HookEntry> hook_table() noexcept;
+
+}  // namespace kvshim

@@ -1,0 +1,249 @@
+// See engine.h. How a block is made and unmade; src/README.md has the way of a call through here.
+#include "memory/engine.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+#include <atomic>
+
+#include "base/log.h"
+#include "base/options.h"
+#include "base/sizes.h"
+#include "driver/device.h"
+#include "driver/errors.h"
+#include "memory/kinds/managed.h"
+#include "memory/kinds/vmm.h"
+#include "memory/owner.h"
+#include "memory/registry.h"
+#include "memory/release.h"
+#include "memory/retired.h"
+#include "memory/route.h"
+#include "telemetry/counters.h"
+#include "telemetry/summary.h"
+
+namespace kvshim::engine {
+
+namespace {
+
+using telemetry::counters;
+
+// The child of a fork starts with empty tables and its own counts. The parent's memory is not the
+// child's to free, and whoever held a lock does not exist here.
+void in_forked_child() {
+  registry::forget();
+  retired::forget();
+  owners.forget();
+  managed::forget();
+  forget_memset_jobs();
+  driver::forget_devices();
+  telemetry::reset();
+}
+
+constinit std::atomic<bool> prepared{false};
+
+void prepare() noexcept {
+  if (prepared.load(std::memory_order_acquire)) [[likely]] return;
+  if (prepared.exchange(true, std::memory_order_acq_rel)) return;
+  pthread_atfork(nullptr, nullptr, in_forked_child);
+  if (options().summary || options().log >= LogLevel::info) atexit(telemetry::write_summary);
+  log_options();
+}
+
+// May memory be allocated or freed here and now? The driver's own answer, for 70 ns and without any
+// effect but the native one: cuMemFree(0) is refused with 900 (and ends the capture) exactly where
+// cuMemAlloc and cuMemFree are.
+CUresult verdict() noexcept { return driver::cuMemFree_v2(0); }
+
+CUresult make_vmm(Owner& owner, std::uint64_t bytes, Block* block) noexcept {
+  driver::Device& device = owner.device();
+  if (!device.vmm()) return CUDA_ERROR_NOT_SUPPORTED;
+  CUresult code;
+  if (bytes < device.granularity()) {
+    SlabAllocator::Place place;
+    code = owner.slabs().allocate(device, bytes, &place);
+    if (code == CUDA_SUCCESS) {
+      block->base = place.base;
+      block->slab = place.slab;
+    }
+  } else {
+    code = vmm::create(device, bytes, &block->mapping);
+    if (code == CUDA_SUCCESS) block->base = block->mapping.base;
+  }
+  if (code == CUDA_SUCCESS) owner.stock_spare();
+  return code;
+}
+
+CUresult make(Kind kind, Owner& owner, std::uint64_t bytes, Block* block) noexcept {
+  block->kind = kind;
+  switch (kind) {
+    case Kind::managed:
+      return managed::create(owner.device(), bytes, &block->base);
+    case Kind::vmm:
+      return make_vmm(owner, bytes, block);
+    case Kind::native:
+      break;
+  }
+  return driver::cuMemAlloc_v2(&block->base, bytes);
+}
+
+// Room for one more try: what kvshim holds and nobody uses.
+bool make_room() noexcept {
+  const std::uint64_t bytes = retired::reap(true) + trim();
+  if (bytes == 0) return false;
+  counters.trims.fetch_add(1, std::memory_order_relaxed);
+  log::info("out of memory: gave {} of cached memory back, trying again",
+            format_size(bytes).c_str());
+  return true;
+}
+
+// From the routed kind down to native. A kind that a device lacks falls to the next one; out of
+// memory is tried again once with the cache emptied, and then natively.
+CUresult make_or_fall(Kind wanted, Owner& owner, std::uint64_t bytes, Block* block) noexcept {
+  Kind kind = wanted;
+  if (kind == Kind::managed) {
+    const CUresult code = make(kind, owner, bytes, block);
+    if (code != CUDA_ERROR_NOT_SUPPORTED) return code;
+    kind = Kind::vmm;
+  }
+  CUresult code = make(kind, owner, bytes, block);
+  if (code == CUDA_ERROR_OUT_OF_MEMORY && make_room()) code = make(kind, owner, bytes, block);
+  const bool may_fall =
+      code == CUDA_ERROR_OUT_OF_MEMORY || driver::Device::is_refusal(code);
+  if (kind == Kind::vmm && may_fall) code = make(Kind::native, owner, bytes, block);
+  return code;
+}
+
+void note_largest_small(std::uint64_t bytes) noexcept {
+  std::uint64_t seen = counters.largest_small.load(std::memory_order_relaxed);
+  while (seen < bytes && !counters.largest_small.compare_exchange_weak(
+                             seen, bytes, std::memory_order_relaxed)) {
+  }
+}
+
+}  // namespace
+
+bool active() noexcept {
+  if (options().disable) return false;
+  prepare();
+  return true;
+}
+
+CUresult allocate(CUdeviceptr* out, std::size_t bytes) noexcept {
+  CUresult code = verdict();
+  if (code != CUDA_SUCCESS) return code;
+  Owner* owner = nullptr;
+  code = owners.current(&owner);
+  if (code != CUDA_SUCCESS) return code;
+  retired::reap(false);
+
+  const Kind wanted = route(bytes, options());
+  Block block;
+  block.bytes = bytes;
+  block.owner = owner;
+  code = registry::reserve() ? make_or_fall(wanted, *owner, bytes, &block)
+                             : CUDA_ERROR_OUT_OF_MEMORY;
+  if (code != CUDA_SUCCESS) {
+    if (code == CUDA_ERROR_OUT_OF_MEMORY) {
+      counters.out_of_memory.fetch_add(1, std::memory_order_relaxed);
+    }
+    log::debug("{} bytes on device {} as {}: {} {}", bytes, owner->device().ordinal(),
+               kind_name(wanted), static_cast<int>(code), driver::error_name(code));
+    return code;
+  }
+  registry::insert(block);
+  counters.kinds[static_cast<unsigned>(block.kind)].add(bytes);
+  if (block.kind != wanted) counters.fallbacks.fetch_add(1, std::memory_order_relaxed);
+  if (options().threshold != kNever && bytes < options().threshold) note_largest_small(bytes);
+  log::debug("{} bytes on device {} became {} at {:#x}", bytes, owner->device().ordinal(),
+             kind_name(block.kind), block.base);
+  *out = block.base;
+  return CUDA_SUCCESS;
+}
+
+bool free(CUdeviceptr ptr, CUresult* result) noexcept {
+  Block block;
+  if (!registry::take(ptr, &block)) return false;
+  bool gone = false;  // the owner context was destroyed, and with it, natively, the block
+  CUresult code = CUDA_SUCCESS;
+  if (block.kind == Kind::vmm) code = block.owner->wait_idle(&gone);
+  if (code == CUDA_SUCCESS || gone) {
+    const CUresult released = release(block);
+    if (!gone) code = released;
+  }
+  if (code != CUDA_SUCCESS && !gone) {
+    registry::insert(block);
+    *result = code;
+    return true;
+  }
+  counters.kinds[static_cast<unsigned>(block.kind)].remove(block.bytes);
+  *result = gone ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+  retired::reap(false);
+  return true;
+}
+
+bool free_async(CUdeviceptr ptr, CUstream stream, CUresult* result) noexcept {
+  Block block;
+  if (!registry::take(ptr, &block)) return false;
+  if (block.kind == Kind::native) {
+    *result = driver::cuMemFreeAsync(ptr, stream);
+    if (*result != CUDA_SUCCESS) {
+      registry::insert(block);
+    } else {
+      counters.kinds[static_cast<unsigned>(block.kind)].remove(block.bytes);
+    }
+    return true;
+  }
+
+  // A spare native block goes first: its verdict (captures, bad streams, no context) is the answer.
+  CUresult code = block.owner->verdict_async(stream);
+  CUevent event = nullptr;
+  if (code == CUDA_SUCCESS) code = driver::cuEventCreate(&event, CU_EVENT_DISABLE_TIMING);
+  if (code == CUDA_SUCCESS) code = driver::cuEventRecord(event, stream);
+  if (code == CUDA_SUCCESS && !retired::add(block, event)) code = CUDA_ERROR_OUT_OF_MEMORY;
+  if (code != CUDA_SUCCESS) {
+    if (event != nullptr) driver::cuEventDestroy_v2(event);
+    registry::insert(block);
+  } else {
+    counters.kinds[static_cast<unsigned>(block.kind)].remove(block.bytes);
+  }
+  *result = code;
+  return true;
+}
+
+CUresult mem_info(std::size_t* free, std::size_t* total) noexcept {
+  std::size_t real_free = 0;
+  std::size_t real_total = 0;
+  const CUresult code = driver::cuMemGetInfo_v2(&real_free, &real_total);
+  if (code != CUDA_SUCCESS) return code;
+  CUdevice ordinal = 0;
+  driver::Device* device =
+      driver::cuCtxGetDevice(&ordinal) == CUDA_SUCCESS ? driver::device(ordinal) : nullptr;
+  std::uint64_t held = 0;
+  if (device != nullptr) {
+    for (Owner* owner = owners.first(); owner != nullptr; owner = Owners::next(*owner)) {
+      if (&owner->device() == device) held += owner->slabs().free_bytes();
+    }
+    held += retired::bytes(*device);
+  }
+  const std::uint64_t sum = real_free + held;
+  if (free != nullptr) *free = sum < real_total ? sum : real_total;
+  if (total != nullptr) *total = real_total;
+  return CUDA_SUCCESS;
+}
+
+bool find(CUdeviceptr address, BlockView* out) noexcept {
+  Block block;
+  if (!registry::find(address, &block)) return false;
+  *out = {block.base, block.bytes, block.owner->context(), block.kind};
+  return true;
+}
+
+std::uint64_t trim() noexcept {
+  std::uint64_t bytes = 0;
+  for (Owner* owner = owners.first(); owner != nullptr; owner = Owners::next(*owner)) {
+    bytes += owner->slabs().trim();
+  }
+  return bytes;
+}
+
+}  // namespace kvshim::engine

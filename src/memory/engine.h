@@ -1,0 +1,62 @@
+// The engine: everything kvshim does with memory, callable without any hook (the unit tests do).
+// It never knows which entry point was used. Every function answers with the code that the native
+// driver would give; outputs are untouched unless the code is CUDA_SUCCESS. All are thread-safe.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstddef>
+
+#include "base/kind.h"
+#include "driver/functions.h"
+#include "memory/placement.h"
+
+namespace kvshim::engine {
+
+// False when KVSHIM_DISABLE=1: every hook then calls the driver. The first call sets up the fork
+// handler and, where a summary is wanted, its exit handler; it makes no CUDA call.
+bool active() noexcept;
+
+// cuMemAlloc: bytes > 0, out not NULL. The block belongs to the current context.
+CUresult allocate(CUdeviceptr* out, std::size_t bytes) noexcept;
+
+// cuMemFree of one of our blocks: waits for all work of the owner context, from any thread. False
+// when `ptr` is not the start of a block: then the driver has the word.
+bool free(CUdeviceptr ptr, CUresult* result) noexcept;
+
+// cuMemFreeAsync of one of our blocks: never waits; the memory comes free once the work that is in
+// `stream` now has finished, at the next call that needs it. False as for free.
+bool free_async(CUdeviceptr ptr, CUstream stream, CUresult* result) noexcept;
+
+// cuMemGetInfo with the bytes that kvshim holds and any later allocation may use counted as free.
+// Either output may be NULL.
+CUresult mem_info(std::size_t* free, std::size_t* total) noexcept;
+
+// What the host program may know of the block that `address` lies in.
+struct BlockView {
+  CUdeviceptr base;
+  std::size_t bytes;  // as requested
+  CUcontext context;
+  Kind kind;
+};
+bool find(CUdeviceptr address, BlockView* out) noexcept;
+
+// A cuMemset of any form, `height` rows (1 for the 1D forms) of `width` elements.
+struct Memset {
+  CUdeviceptr destination;
+  std::size_t pitch;  // bytes between rows; ignored when height is 1
+  std::size_t width;  // elements per row
+  std::size_t height;
+  placement::Pattern pattern;
+  CUstream stream;    // explicit: resolve_stream()
+  bool wait;          // the blocking forms return when it is done
+};
+// Carries it out by the CPU in stream order, if it is for a managed block and the CPU should; or
+// answers "invalid value" for one that runs past the end of a vmm block. False: the driver's turn.
+bool memset(const Memset& request, CUresult* result) noexcept;
+void forget_memset_jobs() noexcept;  // in a forked child
+
+// Gives cached memory back to the driver; returns the bytes.
+std::uint64_t trim() noexcept;
+
+}  // namespace kvshim::engine

@@ -1,0 +1,110 @@
+// cuMemset on our blocks. On a managed block the CPU does it, as a host function in the stream:
+// work before it has finished, work after it sees it, and the calling thread does not wait where it
+// natively would not. So `torch.zeros` of a KV cache does not drag its pages into device memory.
+#include <atomic>
+#include <new>
+
+#include "base/clock.h"
+#include "base/lock.h"
+#include "base/options.h"
+#include "base/pool.h"
+#include "memory/engine.h"
+#include "memory/owner.h"
+#include "memory/registry.h"
+#include "telemetry/counters.h"
+
+namespace kvshim::engine {
+
+namespace {
+
+struct Job {
+  Memset request;
+  int numa_node;
+};
+
+constinit Lock lock;
+constinit NodePool<sizeof(Job)> pool;
+
+Job* make_job(const Memset& request, int numa_node) noexcept {
+  const Guard guard(lock);
+  void* node = pool.take();
+  return node == nullptr ? nullptr : new (node) Job{request, numa_node};
+}
+
+void drop_job(Job* job) noexcept {
+  const Guard guard(lock);
+  pool.give(job);
+}
+
+// On a thread of the driver, in stream order. Must not call CUDA.
+void run_job(void* argument) {
+  auto* job = static_cast<Job*>(argument);
+  const Memset& request = job->request;
+  const std::size_t width = request.width * request.pattern.width;
+  const std::uint64_t begun = clock_us();
+  placement::fill_2d(reinterpret_cast<void*>(request.destination),
+                     request.height == 1 ? width : request.pitch, width, request.height,
+                     request.pattern, job->numa_node);
+  telemetry::Counters& counters = telemetry::counters;
+  counters.memset_calls.fetch_add(1, std::memory_order_relaxed);
+  counters.memset_bytes.fetch_add(width * request.height, std::memory_order_relaxed);
+  counters.memset_us.fetch_add(clock_us() - begun, std::memory_order_relaxed);
+  drop_job(job);
+}
+
+// The bytes from the first to behind the last element written. False where that overflows or where
+// the driver refuses the arguments whatever the memory.
+bool extent(const Memset& request, std::uint64_t* bytes) noexcept {
+  std::uint64_t row = 0;
+  if (__builtin_mul_overflow(request.width, request.pattern.width, &row)) return false;
+  if (request.destination % request.pattern.width != 0) return false;
+  *bytes = row;
+  if (request.height == 1) return true;
+  if (request.pitch < row || request.pitch % request.pattern.width != 0) return false;
+  std::uint64_t above = 0;
+  return !__builtin_mul_overflow(request.pitch, request.height - 1, &above) &&
+         !__builtin_add_overflow(above, row, bytes);
+}
+
+}  // namespace
+
+bool memset(const Memset& request, CUresult* result) noexcept {
+  if (request.width == 0 || request.height == 0) return false;
+  Block block;
+  if (!registry::find(request.destination, &block)) return false;
+  std::uint64_t bytes = 0;
+  if (!extent(request, &bytes)) return false;
+  if (bytes > block.bytes - (request.destination - block.base)) {
+    // The driver knows the end of native and managed blocks; the end of a vmm block only we know,
+    // and behind it may lie another one in the same slab.
+    if (block.kind != Kind::vmm) return false;
+    *result = CUDA_ERROR_INVALID_VALUE;
+    return true;
+  }
+  if (block.kind != Kind::managed || options().memset == MemsetBy::device) return false;
+
+  // While anything captures that this stream takes part in, the native call makes the native node,
+  // or fails in the native way.
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  if (driver::cuStreamIsCapturing(request.stream, &status) != CUDA_SUCCESS ||
+      status != CU_STREAM_CAPTURE_STATUS_NONE) {
+    return false;
+  }
+  Job* job = make_job(request, block.owner->device().numa_node());
+  if (job == nullptr) return false;
+  CUresult code = driver::cuLaunchHostFunc(request.stream, run_job, job);
+  if (code != CUDA_SUCCESS) {
+    drop_job(job);
+    return false;
+  }
+  if (request.wait) code = driver::cuStreamSynchronize(request.stream);
+  *result = code;
+  return true;
+}
+
+void forget_memset_jobs() noexcept {
+  lock.renew();
+  new (&pool) NodePool<sizeof(Job)>;
+}
+
+}  // namespace kvshim::engine

@@ -1,0 +1,140 @@
+// See owner.h.
+#include "memory/owner.h"
+
+#include <sys/mman.h>
+
+#include <new>
+
+#include "driver/functions.h"
+
+namespace kvshim {
+
+constinit Owners owners;
+
+namespace {
+
+constexpr std::size_t kSpareBytes = 256;
+
+// Runs `call` with `context` current on this thread and puts back what was current before.
+template <typename Call>
+CUresult within(CUcontext context, Call call) noexcept {
+  CUresult code = driver::cuCtxPushCurrent_v2(context);
+  if (code != CUDA_SUCCESS) return code;
+  code = call();
+  CUcontext popped = nullptr;
+  driver::cuCtxPopCurrent_v2(&popped);
+  return code;
+}
+
+bool means_gone(CUresult code) noexcept {
+  return code == CUDA_ERROR_INVALID_VALUE || code == CUDA_ERROR_INVALID_CONTEXT ||
+         code == CUDA_ERROR_CONTEXT_IS_DESTROYED;
+}
+
+}  // namespace
+
+void Owner::give_spare(CUdeviceptr spare) noexcept {
+  for (std::atomic<CUdeviceptr>& slot : spares_) {
+    CUdeviceptr empty = 0;
+    if (slot.compare_exchange_strong(empty, spare, std::memory_order_acq_rel)) return;
+  }
+  driver::cuMemFree_v2(spare);  // a third one, from two frees at once
+}
+
+CUresult Owner::allocate_spare(CUdeviceptr* spare) noexcept {
+  return within(context_, [&] { return driver::cuMemAlloc_v2(spare, kSpareBytes); });
+}
+
+CUresult Owner::take_spare(CUdeviceptr* spare) noexcept {
+  // The first slot moves, the second one stays: it holds the page.
+  *spare = spares_[0].exchange(0, std::memory_order_acq_rel);
+  if (*spare != 0) return CUDA_SUCCESS;
+  const CUresult code = allocate_spare(spare);
+  if (code != CUDA_ERROR_OUT_OF_MEMORY) return code;
+  *spare = spares_[1].exchange(0, std::memory_order_acq_rel);
+  return *spare != 0 ? CUDA_SUCCESS : code;
+}
+
+void Owner::stock_spare() noexcept {
+  for (std::atomic<CUdeviceptr>& slot : spares_) {
+    if (slot.load(std::memory_order_relaxed) != 0) continue;
+    CUdeviceptr spare = 0;
+    if (driver::cuMemAlloc_v2(&spare, kSpareBytes) != CUDA_SUCCESS) return;
+    CUdeviceptr empty = 0;
+    // Freeing would wait: when another thread was first, keep it in the other slot or not at all.
+    if (!slot.compare_exchange_strong(empty, spare, std::memory_order_acq_rel)) give_spare(spare);
+  }
+}
+
+CUresult Owner::wait_idle(bool* gone) noexcept {
+  *gone = false;
+  CUdeviceptr spare = 0;
+  CUresult code = take_spare(&spare);
+  if (code == CUDA_SUCCESS) {
+    code = driver::cuMemFree_v2(spare);
+    if (code == CUDA_SUCCESS) return code;
+    // Refused (a capture, a broken context, shutdown): the spare is still there for the next time.
+    if (!means_gone(code)) give_spare(spare);
+  } else if (code == CUDA_ERROR_OUT_OF_MEMORY) {
+    // Not a byte left and no spare: the plain wait, which only a relaxed capture could tell apart.
+    code = within(context_, [] { return driver::cuCtxSynchronize(); });
+  }
+  *gone = means_gone(code);
+  return code;
+}
+
+CUresult Owner::verdict_async(CUstream stream) noexcept {
+  CUdeviceptr spare = 0;
+  CUresult code = take_spare(&spare);
+  if (code != CUDA_SUCCESS) return code;
+  code = driver::cuMemFreeAsync(spare, stream);
+  if (code != CUDA_SUCCESS) give_spare(spare);
+  return code;
+}
+
+CUresult Owners::current(Owner** out) noexcept {
+  CUcontext context = nullptr;
+  CUresult code = driver::cuCtxGetCurrent(&context);
+  if (code != CUDA_SUCCESS) return code;
+  if (context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  unsigned long long id = 0;
+  driver::cuCtxGetId(context, &id);  // CUDA 12; on older drivers the address alone has to do
+  for (Owner* owner = first(); owner != nullptr; owner = owner->next_) {
+    if (owner->context_ == context && owner->id_ == id) {
+      *out = owner;
+      return CUDA_SUCCESS;
+    }
+  }
+
+  CUdevice ordinal = 0;
+  code = driver::cuCtxGetDevice(&ordinal);
+  if (code != CUDA_SUCCESS) return code;
+  driver::Device* device = driver::device(ordinal);
+  void* memory = mmap(nullptr, sizeof(Owner), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+                      -1, 0);
+  if (device == nullptr || memory == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
+  auto* made = new (memory) Owner;
+  made->context_ = context;
+  made->id_ = id;
+  made->device_ = device;
+
+  const Guard guard(lock_);
+  for (Owner* owner = first(); owner != nullptr; owner = owner->next_) {
+    if (owner->context_ == context && owner->id_ == id) {  // another thread was first
+      munmap(memory, sizeof(Owner));
+      *out = owner;
+      return CUDA_SUCCESS;
+    }
+  }
+  made->next_ = first();
+  first_.store(made, std::memory_order_release);
+  *out = made;
+  return CUDA_SUCCESS;
+}
+
+void Owners::forget() noexcept {
+  lock_.renew();
+  first_.store(nullptr, std::memory_order_relaxed);
+}
+
+}  // namespace kvshim

@@ -1,0 +1,77 @@
+// A context that owns blocks, as cuMemAlloc's memory has an owner: which device, how to wait for all
+// its work with the native driver's verdict, and its slabs.
+//
+// The wait. A native cuMemFree waits for the owner context's work, from any thread, and fails with
+// 900 while a stream captures in a mode that forbids it; in a relaxed capture it waits and the
+// capture survives. cuMemUnmap waits for nothing, and cuCtxSynchronize kills a relaxed capture
+// (measured, docs/driver-notes.md). So every owner keeps a spare native block of a few bytes: freeing
+// it *is* the wait, with the native answer in every mode.
+#pragma once
+
+#include <cuda.h>
+
+#include <atomic>
+
+#include "base/lock.h"
+#include "driver/device.h"
+#include "memory/slab.h"
+
+namespace kvshim {
+
+class Owner {
+ public:
+  constexpr Owner() = default;
+
+  CUcontext context() const noexcept { return context_; }
+  driver::Device& device() const noexcept { return *device_; }
+  SlabAllocator& slabs() noexcept { return slabs_; }
+
+  // Makes sure that a later wait finds a spare block. Called with this context current, by the
+  // allocation that makes a wait necessary. Failure is not an error: the wait has another way.
+  void stock_spare() noexcept;
+
+  // Waits for all work of this context and answers as cuMemFree would: 900 in a forbidding capture
+  // (which dies, as natively), 4 while the driver shuts down. Any thread, with or without a context.
+  // *gone is set when the context no longer exists: then nothing uses its memory any more.
+  CUresult wait_idle(bool* gone) noexcept;
+
+  // cuMemFreeAsync of a spare block on `stream`: the native verdict on freeing there. No waiting.
+  CUresult verdict_async(CUstream stream) noexcept;
+
+ private:
+  friend class Owners;
+
+  CUresult take_spare(CUdeviceptr* spare) noexcept;
+  void give_spare(CUdeviceptr spare) noexcept;
+  CUresult allocate_spare(CUdeviceptr* spare) noexcept;
+
+  CUcontext context_ = nullptr;
+  unsigned long long id_ = 0;  // contexts are recycled by address; the id never is
+  driver::Device* device_ = nullptr;
+  Owner* next_ = nullptr;
+  // Two spares: the second one keeps the driver's 2 MiB page of small blocks alive, so that a pair
+  // of free and allocate costs 3 us and not 90.
+  std::atomic<CUdeviceptr> spares_[2] = {};
+  SlabAllocator slabs_;
+};
+
+class Owners {
+ public:
+  // The owner record of the calling thread's current context, made on first sight. Errors: the
+  // driver's (201 without a context, 3 before cuInit, 4 at shutdown), 2 when no record can be made.
+  CUresult current(Owner** out) noexcept;
+
+  // All owners of a device, newest first; a record is never freed, so walking needs no lock.
+  Owner* first() const noexcept { return first_.load(std::memory_order_acquire); }
+  static Owner* next(const Owner& owner) noexcept { return owner.next_; }
+
+  void forget() noexcept;  // in a forked child
+
+ private:
+  std::atomic<Owner*> first_{nullptr};
+  Lock lock_;
+};
+
+extern constinit Owners owners;
+
+}  // namespace kvshim

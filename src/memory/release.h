@@ -1,0 +1,13 @@
+// The end of a block: its memory goes back to where it came from.
+#pragma once
+
+#include "memory/registry.h"
+
+namespace kvshim {
+
+// Gives the memory of a block back. For vmm blocks the caller has waited for the owner's work; the
+// driver itself waits for native and managed ones. The block is in no table any more. Returns the
+// driver's code for native and managed memory: anything but success means that it still exists.
+CUresult release(const Block& block) noexcept;
+
+}  // namespace kvshim

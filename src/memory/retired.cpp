@@ -1,0 +1,93 @@
+// See retired.h. A short list: stream-ordered frees of cuMemAlloc memory are rare.
+#include "memory/retired.h"
+
+#include <atomic>
+#include <new>
+
+#include "base/lock.h"
+#include "base/pool.h"
+#include "driver/functions.h"
+#include "memory/owner.h"
+#include "memory/release.h"
+
+namespace kvshim::retired {
+
+namespace {
+
+struct Entry {
+  Block block;
+  CUevent event;
+  Entry* next;
+};
+
+constinit Lock lock;
+constinit NodePool<sizeof(Entry)> pool;
+constinit Entry* head = nullptr;
+constinit std::atomic<unsigned> count{0};
+
+Entry* take_all() noexcept {
+  const Guard guard(lock);
+  Entry* all = head;
+  head = nullptr;
+  return all;
+}
+
+void put_back(Entry* entry) noexcept {
+  const Guard guard(lock);
+  entry->next = head;
+  head = entry;
+}
+
+}  // namespace
+
+bool add(const Block& block, CUevent event) noexcept {
+  const Guard guard(lock);
+  void* node = pool.take();
+  if (node == nullptr) return false;
+  head = new (node) Entry{block, event, head};
+  count.fetch_add(1, std::memory_order_relaxed);
+  return true;
+}
+
+std::uint64_t reap(bool wait) noexcept {
+  if (count.load(std::memory_order_relaxed) == 0) return 0;
+  std::uint64_t bytes = 0;
+  for (Entry* entry = take_all(); entry != nullptr;) {
+    Entry* next = entry->next;
+    const CUresult code =
+        wait ? driver::cuEventSynchronize(entry->event) : driver::cuEventQuery(entry->event);
+    if (code == CUDA_SUCCESS) {
+      driver::cuEventDestroy_v2(entry->event);
+      release(entry->block);
+      bytes += entry->block.bytes;
+      const Guard guard(lock);
+      pool.give(entry);
+      count.fetch_sub(1, std::memory_order_relaxed);
+    } else {
+      put_back(entry);
+    }
+    entry = next;
+  }
+  return bytes;
+}
+
+std::uint64_t bytes(const driver::Device& device) noexcept {
+  if (count.load(std::memory_order_relaxed) == 0) return 0;
+  const Guard guard(lock);
+  std::uint64_t sum = 0;
+  for (const Entry* entry = head; entry != nullptr; entry = entry->next) {
+    if (&entry->block.owner->device() == &device && entry->block.kind != Kind::managed) {
+      sum += entry->block.bytes;
+    }
+  }
+  return sum;
+}
+
+void forget() noexcept {
+  lock.renew();
+  new (&pool) NodePool<sizeof(Entry)>;
+  head = nullptr;
+  count.store(0, std::memory_order_relaxed);
+}
+
+}  // namespace kvshim::retired

@@ -1,0 +1,22 @@
+// Blocks that were freed in stream order (cuMemFreeAsync): they wait here until the work that was in
+// the stream at that time has finished. Nothing watches them: the next allocation or free looks.
+#pragma once
+
+#include "memory/registry.h"
+
+namespace kvshim::retired {
+
+// Takes the block over; `event` was recorded in the stream behind its last use and is destroyed
+// with it. False when there is no room for the record (nothing was taken over).
+bool add(const Block& block, CUevent event) noexcept;
+
+// Releases every block whose event has come; with `wait`, waits for each. Call it only where the
+// driver allows a free at the moment (engine::verdict), because it asks events. Returns the bytes.
+std::uint64_t reap(bool wait) noexcept;
+
+// Bytes that wait here.
+std::uint64_t bytes(const driver::Device& device) noexcept;
+
+void forget() noexcept;  // in a forked child
+
+}  // namespace kvshim::retired

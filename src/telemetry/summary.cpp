@@ -1,0 +1,140 @@
+// See summary.h.
+#include "telemetry/summary.h"
+
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/options.h"
+#include "base/sizes.h"
+#include "driver/device.h"
+#include "driver/errors.h"
+#include "telemetry/counters.h"
+
+namespace kvshim::telemetry {
+
+namespace {
+
+// Text in a fixed buffer; what does not fit is cut.
+class Page {
+ public:
+  template <typename... Args>
+  void line(fmt::format_string<Args...> format, Args&&... args) {
+    const std::size_t room = sizeof(text_) - 1 - length_;
+    const auto end = fmt::format_to_n(text_ + length_, room, format, static_cast<Args&&>(args)...);
+    length_ += end.size < room ? end.size : room;
+    text_[length_++] = '\n';
+    if (length_ >= sizeof(text_)) length_ = sizeof(text_) - 1;
+  }
+  void write() const { log::write_raw(text_, length_); }
+
+ private:
+  char text_[6144];
+  std::size_t length_ = 0;
+};
+
+std::uint64_t get(const Count& count) { return count.load(std::memory_order_relaxed); }
+
+// Tenths of GB/s. Floating point would pull its formatting into the library.
+std::uint64_t rate(std::uint64_t bytes, std::uint64_t us) { return us == 0 ? 0 : bytes / us / 100; }
+
+void kinds(Page& page) {
+  const Options& chosen = options();
+  page.line("  {:<8} {:>10} {:>10} {:>12} {:>12} {:>12}", "kind", "blocks", "live", "bytes", "live",
+            "peak");
+  for (unsigned index = 0; index < kKindCount; ++index) {
+    const KindCounters& kind = counters.kinds[index];
+    if (get(kind.blocks) == 0) continue;
+    page.line("  {:<8} {:>10} {:>10} {:>12} {:>12} {:>12}", kind_name(static_cast<Kind>(index)),
+              get(kind.blocks), get(kind.live), format_size(get(kind.bytes)).c_str(),
+              format_size(get(kind.live_bytes)).c_str(),
+              format_size(get(kind.peak_bytes)).c_str());
+  }
+  if (chosen.threshold == kNever) {
+    page.line("  no threshold: every block is {}", kind_name(chosen.small));
+  } else {
+    page.line("  {} and more: {}; less: {} (largest of these: {})",
+              format_size(chosen.threshold).c_str(), kind_name(chosen.large),
+              kind_name(chosen.small), format_size(get(counters.largest_small)).c_str());
+  }
+}
+
+void times(Page& page) {
+  if (get(counters.zero_bytes) != 0) {
+    page.line("  placed and zeroed by the CPU: {} in {} ms ({}.{} GB/s)",
+              format_size(get(counters.zero_bytes)).c_str(), get(counters.zero_us) / 1000,
+              rate(get(counters.zero_bytes), get(counters.zero_us)) / 10,
+              rate(get(counters.zero_bytes), get(counters.zero_us)) % 10);
+  }
+  if (get(counters.memset_calls) != 0) {
+    page.line("  memset of managed blocks by the CPU: {} calls, {} in {} ms",
+              get(counters.memset_calls), format_size(get(counters.memset_bytes)).c_str(),
+              get(counters.memset_us) / 1000);
+  }
+}
+
+void devices(Page& page) {
+  driver::for_each_used_device([&](const driver::Device& device) {
+    const CUresult refusal = device.fabric_refusal();
+    if (!device.vmm()) {
+      page.line("  device {}: no vmm memory; blocks are native", device.ordinal());
+    } else if (refusal != CUDA_SUCCESS) {
+      page.line("  device {}: vmm blocks export as {} (fabric was tried: {} {})", device.ordinal(),
+                driver::handle_step_name(device.step()), static_cast<int>(refusal),
+                driver::error_name(refusal));
+    } else {
+      page.line("  device {}: vmm blocks export as {}{}", device.ordinal(),
+                driver::handle_step_name(device.step()),
+                device.fabric_attribute() ? "" : " (the device has no fabric handles)");
+    }
+    if (!device.managed()) page.line("  device {}: no managed memory for CPU and GPU at once",
+                                     device.ordinal());
+  });
+}
+
+void bypassed(Page& page) {
+  if (get(counters.own_vmm.calls) != 0) {
+    page.line("  bypassed kvshim: {} in {} cuMemCreate calls of the program itself",
+              format_size(get(counters.own_vmm.bytes)).c_str(), get(counters.own_vmm.calls));
+    page.line("    PyTorch: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False gives them to kvshim");
+  }
+  if (get(counters.pool.calls) != 0) {
+    page.line("  bypassed kvshim: {} in {} stream-ordered allocations, {} of them ({}) at or over "
+              "the threshold",
+              format_size(get(counters.pool.bytes)).c_str(), get(counters.pool.calls),
+              get(counters.pool_large.calls), format_size(get(counters.pool_large.bytes)).c_str());
+    page.line("    KVSHIM_ASYNC=route routes the large ones; or PyTorch: backend:native, JAX: "
+              "XLA_PYTHON_CLIENT_ALLOCATOR other than cuda_async");
+  }
+  if (get(counters.own_managed.calls) != 0) {
+    page.line("  bypassed kvshim: {} in {} cuMemAllocManaged calls of the program itself",
+              format_size(get(counters.own_managed.bytes)).c_str(),
+              get(counters.own_managed.calls));
+  }
+}
+
+void troubles(Page& page) {
+  if (get(counters.fallbacks) != 0) {
+    page.line("  {} blocks became another kind than meant (unsupported or out of memory)",
+              get(counters.fallbacks));
+  }
+  if (get(counters.out_of_memory) != 0) {
+    page.line("  {} requests answered with out of memory; cached memory given back {} times",
+              get(counters.out_of_memory), get(counters.trims));
+  }
+}
+
+}  // namespace
+
+void write_summary() {
+  if (!anything_happened()) return;
+  Page page;
+  page.line("kvshim[{}] summary", getpid());
+  kinds(page);
+  times(page);
+  devices(page);
+  bypassed(page);
+  troubles(page);
+  page.write();
+}
+
+}  // namespace kvshim::telemetry
