@@ -1,0 +1,97 @@
+// What the CPU writes, and only there.
+#include "memory/placement.h"
+
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <vector>
+
+#include "base/sizes.h"
+#include "support/catch.h"
+
+using namespace kvshim;
+
+namespace {
+
+// Anonymous memory with a guard byte pattern around the range under test.
+struct Range {
+  explicit Range(std::size_t size) : bytes(size) {
+    all = static_cast<unsigned char*>(mmap(nullptr, size + 2 * kMargin, PROT_READ | PROT_WRITE,
+                                           MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    std::memset(all, 0xaa, size + 2 * kMargin);
+  }
+  ~Range() { munmap(all, bytes + 2 * kMargin); }
+  unsigned char* start() const { return all + kMargin; }
+  bool margins_untouched() const {
+    for (std::size_t i = 0; i < kMargin; ++i) {
+      if (all[i] != 0xaa || all[kMargin + bytes + i] != 0xaa) return false;
+    }
+    return true;
+  }
+  static constexpr std::size_t kMargin = 4096;
+  std::size_t bytes;
+  unsigned char* all;
+};
+
+}  // namespace
+
+TEST_CASE("every byte of a range is written, none outside it, for odd sizes and many threads") {
+  for (const std::size_t bytes : {std::size_t{1}, std::size_t{4095}, std::size_t{1} << 20,
+                                  (std::size_t{64} << 20) + 12345}) {
+    Range range(bytes);
+    placement::fill(range.start(), bytes, {0, 1}, -1);
+    bool zero = true;
+    for (std::size_t i = 0; i < bytes; ++i) zero = zero && range.start()[i] == 0;
+    CHECK(zero);
+    CHECK(range.margins_untouched());
+  }
+}
+
+TEST_CASE("two and four byte patterns repeat from the first element to the last") {
+  constexpr std::size_t kBytes = (std::size_t{40} << 20) + 8;
+  Range range(kBytes);
+  placement::fill(range.start(), kBytes, {0x0102, 2}, -1);
+  CHECK(range.start()[0] == 0x02);
+  CHECK(range.start()[1] == 0x01);
+  CHECK(range.start()[kBytes - 2] == 0x02);
+  placement::fill(range.start(), kBytes, {0x01020304, 4}, 0);
+  bool right = true;
+  for (std::size_t i = 0; i < kBytes; ++i) right = right && range.start()[i] == 4 - i % 4;
+  CHECK(right);
+  CHECK(range.margins_untouched());
+}
+
+TEST_CASE("rows of a 2D fill leave the bytes between them alone") {
+  Range range(100 * 64);
+  placement::fill_2d(range.start(), 64, 10, 100, {7, 1}, -1);
+  bool right = true;
+  for (std::size_t row = 0; row < 100; ++row) {
+    for (std::size_t column = 0; column < 64; ++column) {
+      right = right && range.start()[row * 64 + column] == (column < 10 ? 7 : 0xaa);
+    }
+  }
+  CHECK(right);
+  CHECK(range.margins_untouched());
+}
+
+TEST_CASE("small ranges take one thread and large ones at most what is asked for") {
+  CHECK(placement::thread_count(1) == 1);
+  CHECK(placement::thread_count(8 * kMiB) == 1);
+  CHECK(placement::thread_count(std::size_t{64} << 30) <= 16);
+}
+
+TEST_CASE("the host's signal handlers do not run on the placing threads") {
+  static pid_t handler_thread = 0;
+  struct sigaction action {};
+  action.sa_handler = [](int) { handler_thread = gettid(); };
+  struct sigaction before {};
+  REQUIRE(sigaction(SIGALRM, &action, &before) == 0);
+  ualarm(2000, 0);
+  Range range(std::size_t{256} << 20);
+  for (int i = 0; i < 4; ++i) placement::fill(range.start(), range.bytes, {0, 1}, -1);
+  usleep(10000);
+  CHECK(handler_thread == gettid());
+  sigaction(SIGALRM, &before, nullptr);
+}
