@@ -17,6 +17,9 @@ KVSHIM_DRIVER_FUNCTION(cuCtxGetId, CUcontext, unsigned long long*);
 KVSHIM_DRIVER_FUNCTION(cuCtxPushCurrent_v2, CUcontext);
 KVSHIM_DRIVER_FUNCTION(cuCtxPopCurrent_v2, CUcontext*);
 KVSHIM_DRIVER_FUNCTION(cuDeviceGetAttribute, int*, CUdevice_attribute, CUdevice);
+KVSHIM_DRIVER_FUNCTION(cuDevicePrimaryCtxGetState, CUdevice, unsigned*, int*);
+KVSHIM_DRIVER_FUNCTION(cuDevicePrimaryCtxRelease_v2, CUdevice);
+KVSHIM_DRIVER_FUNCTION(cuDevicePrimaryCtxRetain, CUcontext*, CUdevice);
 KVSHIM_DRIVER_FUNCTION(cuDeviceTotalMem_v2, std::size_t*, CUdevice);
 KVSHIM_DRIVER_FUNCTION(cuDeviceGetPCIBusId, char*, int, CUdevice);
 KVSHIM_DRIVER_FUNCTION(cuEventCreate, CUevent*, unsigned);
@@ -48,6 +51,7 @@ KVSHIM_DRIVER_FUNCTION(cuMemExportToShareableHandle, void*, CUmemGenericAllocati
                        CUmemAllocationHandleType, unsigned long long);
 KVSHIM_DRIVER_FUNCTION(cuStreamIsCapturing, CUstream, CUstreamCaptureStatus*);
 KVSHIM_DRIVER_FUNCTION(cuStreamSynchronize, CUstream);
+KVSHIM_DRIVER_FUNCTION(cuThreadExchangeStreamCaptureMode, CUstreamCaptureMode*);
 
 #undef KVSHIM_DRIVER_FUNCTION
 

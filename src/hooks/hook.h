@@ -11,7 +11,11 @@
 #include "driver/functions.h"
 #include "memory/engine.h"
 
-#undef cuGetProcAddress  // cuda.h makes it the v2 form; both exist and differ
+// cuda.h makes these the v2 forms; both exist.
+#undef cuCtxDestroy
+#undef cuDevicePrimaryCtxRelease
+#undef cuDevicePrimaryCtxReset
+#undef cuGetProcAddress
 
 namespace kvshim::real {
 

@@ -1,5 +1,5 @@
-// What a program asks about memory. The driver answers first; for a vmm block kvshim then puts in
-// what cuMemAlloc memory would have said: the requested range and the owner context.
+// What a program asks about memory. The driver answers; for a vmm block kvshim then puts in what
+// cuMemAlloc memory would have said: the requested range, the owner context, an id of its own.
 #include "base/kind.h"
 #include "hooks/hook.h"
 
@@ -8,32 +8,38 @@ using namespace kvshim;
 namespace {
 
 // Attributes in which VMM memory differs from cuMemAlloc memory and the registry knows better.
-// False: the driver's answer stands.
-bool answer(const engine::BlockView& block, CUpointer_attribute attribute, void* data) {
+void answer(const engine::BlockView& block, CUpointer_attribute attribute, void* data) {
   switch (attribute) {
     case CU_POINTER_ATTRIBUTE_CONTEXT:
       *static_cast<CUcontext*>(data) = block.context;
-      return true;
+      break;
     case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
       *static_cast<CUdeviceptr*>(data) = block.base;
-      return true;
+      break;
     case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
       *static_cast<std::size_t*>(data) = block.bytes;
-      return true;
+      break;
+    case CU_POINTER_ATTRIBUTE_BUFFER_ID:
+      // Blocks of one slab are one buffer to the driver. Its ids count up from small numbers.
+      *static_cast<unsigned long long*>(data) = (1ull << 62) + block.id;
+      break;
+    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
+      *static_cast<unsigned*>(data) = block.sync_memops ? 1 : 0;
+      break;
     default:
-      return false;
+      break;
   }
 }
 
-bool find_vmm(CUdeviceptr ptr, engine::BlockView* block) {
-  return engine::find(ptr, block) && block->kind == Kind::vmm;
-}
+// What the driver would say of an address that nobody allocated. Holes in our own mappings are that
+// to the program, whatever is mapped there.
+constexpr CUdeviceptr kNobodys = 16;
 
-// Codes after which the process or thread may ask nothing at all; any other refusal of a vmm address
-// (old drivers answer 500 for some) is the registry's turn.
-bool is_final(CUresult code) {
-  return code == CUDA_ERROR_NOT_INITIALIZED || code == CUDA_ERROR_DEINITIALIZED ||
-         code == CUDA_ERROR_INVALID_CONTEXT;
+// A vmm block to answer for, a hole to hide, or neither.
+Place place_of(const Reentry& guard, CUdeviceptr ptr, engine::BlockView* block) {
+  if (pass_through(guard)) return Place::foreign;
+  const Place place = engine::find(ptr, block);
+  return place == Place::block && block->kind != Kind::vmm ? Place::foreign : place;
 }
 
 }  // namespace
@@ -48,9 +54,12 @@ KVSHIM_HOOK_DEF CUresult cuMemGetAddressRange_v2(CUdeviceptr* base, std::size_t*
                                                  CUdeviceptr ptr) {
   const Reentry guard;
   engine::BlockView block;
-  const bool ours = !pass_through(guard) && find_vmm(ptr, &block);
-  const CUresult code = real::cuMemGetAddressRange_v2(base, size, ptr);
-  if (!ours || is_final(code)) return code;
+  const Place place = place_of(guard, ptr, &block);
+  const CUresult code =
+      real::cuMemGetAddressRange_v2(base, size, place == Place::hole ? kNobodys : ptr);
+  if (place != Place::block) return code;
+  // Old drivers answer 500 for some VMM addresses (NVIDIA/nccl#2332): the registry knows them all.
+  if (code != CUDA_SUCCESS && code != CUDA_ERROR_NOT_FOUND) return code;
   if (base != nullptr) *base = block.base;
   if (size != nullptr) *size = block.bytes;
   return CUDA_SUCCESS;
@@ -60,10 +69,10 @@ KVSHIM_HOOK_DEF CUresult cuPointerGetAttribute(void* data, CUpointer_attribute a
                                                CUdeviceptr ptr) {
   const Reentry guard;
   engine::BlockView block;
-  const CUresult code = real::cuPointerGetAttribute(data, attribute, ptr);
-  if (code == CUDA_SUCCESS && !pass_through(guard) && find_vmm(ptr, &block)) {
-    answer(block, attribute, data);
-  }
+  const Place place = place_of(guard, ptr, &block);
+  const CUresult code =
+      real::cuPointerGetAttribute(data, attribute, place == Place::hole ? kNobodys : ptr);
+  if (place == Place::block && code == CUDA_SUCCESS) answer(block, attribute, data);
   return code;
 }
 
@@ -71,11 +80,31 @@ KVSHIM_HOOK_DEF CUresult cuPointerGetAttributes(unsigned count, CUpointer_attrib
                                                 void** data, CUdeviceptr ptr) {
   const Reentry guard;
   engine::BlockView block;
-  const CUresult code = real::cuPointerGetAttributes(count, attributes, data, ptr);
-  if (code == CUDA_SUCCESS && !pass_through(guard) && find_vmm(ptr, &block)) {
-    for (unsigned index = 0; index < count; ++index) {
-      if (data[index] != nullptr) answer(block, attributes[index], data[index]);
+  const Place place = place_of(guard, ptr, &block);
+  const CUresult code =
+      real::cuPointerGetAttributes(count, attributes, data, place == Place::hole ? kNobodys : ptr);
+  if (place == Place::foreign || code != CUDA_SUCCESS) return code;
+  for (unsigned index = 0; index < count; ++index) {
+    if (place == Place::block) {
+      answer(block, attributes[index], data[index]);
+    } else if (attributes[index] == CU_POINTER_ATTRIBUTE_HOST_POINTER) {
+      // Of an unknown address the driver says that address itself (measured).
+      *static_cast<CUdeviceptr*>(data[index]) = ptr;
     }
   }
   return code;
+}
+
+KVSHIM_HOOK_DEF CUresult cuPointerSetAttribute(const void* value, CUpointer_attribute attribute,
+                                               CUdeviceptr ptr) {
+  const Reentry guard;
+  const CUresult code = real::cuPointerSetAttribute(value, attribute, ptr);
+  // RDMA-facing programs set it on every buffer and treat a refusal as fatal (openucx/ucx#9895).
+  // VMM memory cannot keep the promise; the flag is remembered and answered.
+  if (code != CUDA_ERROR_NOT_SUPPORTED || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS ||
+      pass_through(guard)) {
+    return code;
+  }
+  const bool on = *static_cast<const unsigned*>(value) != 0;
+  return engine::set_sync_memops(ptr, on) ? CUDA_SUCCESS : code;
 }

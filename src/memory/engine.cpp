@@ -69,7 +69,6 @@ CUresult make_vmm(Owner& owner, std::uint64_t bytes, Block* block) noexcept {
     code = vmm::create(device, bytes, &block->mapping);
     if (code == CUDA_SUCCESS) block->base = block->mapping.base;
   }
-  if (code == CUDA_SUCCESS) owner.stock_spare();
   return code;
 }
 
@@ -150,6 +149,7 @@ CUresult allocate(CUdeviceptr* out, std::size_t bytes) noexcept {
                kind_name(wanted), static_cast<int>(code), driver::error_name(code));
     return code;
   }
+  if (block.kind != Kind::native) owner->stock_spare();
   registry::insert(block);
   counters.kinds[static_cast<unsigned>(block.kind)].add(bytes);
   if (block.kind != wanted) counters.fallbacks.fetch_add(1, std::memory_order_relaxed);
@@ -162,7 +162,14 @@ CUresult allocate(CUdeviceptr* out, std::size_t bytes) noexcept {
 
 bool free(CUdeviceptr ptr, CUresult* result) noexcept {
   Block block;
-  if (!registry::take(ptr, &block)) return false;
+  if (!registry::take(ptr, &block)) {
+    // Freed in stream order already: a second free is refused, and must not reach the driver, where
+    // the memory is still there.
+    if (!retired::contains(ptr)) return false;
+    *result = verdict();
+    if (*result == CUDA_SUCCESS) *result = CUDA_ERROR_INVALID_VALUE;
+    return true;
+  }
   bool gone = false;  // the owner context was destroyed, and with it, natively, the block
   CUresult code = CUDA_SUCCESS;
   if (block.kind == Kind::vmm) code = block.owner->wait_idle(&gone);
@@ -176,14 +183,19 @@ bool free(CUdeviceptr ptr, CUresult* result) noexcept {
     return true;
   }
   counters.kinds[static_cast<unsigned>(block.kind)].remove(block.bytes);
-  *result = gone ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+  // Of a block that went with its context the driver says what it natively would.
+  *result = gone ? driver::cuMemFree_v2(ptr) : CUDA_SUCCESS;
   retired::reap(false);
   return true;
 }
 
 bool free_async(CUdeviceptr ptr, CUstream stream, CUresult* result) noexcept {
   Block block;
-  if (!registry::take(ptr, &block)) return false;
+  if (!registry::take(ptr, &block)) {
+    if (!retired::contains(ptr)) return false;
+    *result = CUDA_ERROR_INVALID_VALUE;
+    return true;
+  }
   if (block.kind == Kind::native) {
     *result = driver::cuMemFreeAsync(ptr, stream);
     if (*result != CUDA_SUCCESS) {
@@ -231,11 +243,33 @@ CUresult mem_info(std::size_t* free, std::size_t* total) noexcept {
   return CUDA_SUCCESS;
 }
 
-bool find(CUdeviceptr address, BlockView* out) noexcept {
+Place find(CUdeviceptr address, BlockView* out) noexcept {
   Block block;
-  if (!registry::find(address, &block)) return false;
-  *out = {block.base, block.bytes, block.owner->context(), block.kind};
-  return true;
+  const Place place = registry::find(address, &block);
+  if (place == Place::block) {
+    *out = {block.base, block.bytes, block.owner->context(),
+            block.kind, block.id,    block.sync_memops};
+  }
+  return place;
+}
+
+bool set_sync_memops(CUdeviceptr address, bool on) noexcept {
+  Block block;
+  return registry::find(address, &block) == Place::block && block.kind == Kind::vmm &&
+         registry::set_sync_memops(address, on);
+}
+
+Owner* before_destroy(CUcontext context) noexcept { return owners.find(context); }
+
+void after_destroy(Owner* owner) noexcept {
+  if (owner == nullptr) return;
+  Block block;
+  while (registry::take_any_of(*owner, &block)) {
+    if (block.kind == Kind::vmm) release(block);  // the driver freed native and managed ones
+    counters.kinds[static_cast<unsigned>(block.kind)].remove(block.bytes);
+  }
+  retired::drop(*owner);
+  owner->abandon();
 }
 
 std::uint64_t trim() noexcept {

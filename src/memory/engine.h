@@ -10,6 +10,7 @@
 #include "base/kind.h"
 #include "driver/functions.h"
 #include "memory/placement.h"
+#include "memory/registry.h"
 
 namespace kvshim::engine {
 
@@ -38,8 +39,20 @@ struct BlockView {
   std::size_t bytes;  // as requested
   CUcontext context;
   Kind kind;
+  std::uint64_t id;  // unique in this process, never reused
+  bool sync_memops;
 };
-bool find(CUdeviceptr address, BlockView* out) noexcept;
+// Fills *out for Place::block only.
+Place find(CUdeviceptr address, BlockView* out) noexcept;
+
+// CU_POINTER_ATTRIBUTE_SYNC_MEMOPS of a vmm block, which the driver refuses (801). False: not ours.
+bool set_sync_memops(CUdeviceptr address, bool on) noexcept;
+
+// A context is about to be destroyed (cuCtxDestroy, reset or last release of a primary context):
+// `before` while it still exists, `after` with what `before` returned once the driver has destroyed
+// it. Its blocks are gone then, as natively; `after` gives their physical memory back.
+Owner* before_destroy(CUcontext context) noexcept;
+void after_destroy(Owner* owner) noexcept;
 
 // A cuMemset of any form, `height` rows (1 for the 1D forms) of `width` elements.
 struct Memset {

@@ -52,6 +52,16 @@ void run_job(void* argument) {
   drop_job(job);
 }
 
+// A blocking memset is allowed while another, non-blocking stream captures; cuStreamSynchronize is
+// not, and would end that capture. With this thread's capture mode relaxed it is.
+CUresult wait_for(CUstream stream) noexcept {
+  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+  const bool exchanged = driver::cuThreadExchangeStreamCaptureMode(&mode) == CUDA_SUCCESS;
+  const CUresult code = driver::cuStreamSynchronize(stream);
+  if (exchanged) driver::cuThreadExchangeStreamCaptureMode(&mode);
+  return code;
+}
+
 // The bytes from the first to behind the last element written. False where that overflows or where
 // the driver refuses the arguments whatever the memory.
 bool extent(const Memset& request, std::uint64_t* bytes) noexcept {
@@ -71,7 +81,12 @@ bool extent(const Memset& request, std::uint64_t* bytes) noexcept {
 bool memset(const Memset& request, CUresult* result) noexcept {
   if (request.width == 0 || request.height == 0) return false;
   Block block;
-  if (!registry::find(request.destination, &block)) return false;
+  const Place place = registry::find(request.destination, &block);
+  if (place == Place::foreign) return false;
+  if (place == Place::hole) {
+    *result = CUDA_ERROR_INVALID_VALUE;
+    return true;
+  }
   std::uint64_t bytes = 0;
   if (!extent(request, &bytes)) return false;
   if (bytes > block.bytes - (request.destination - block.base)) {
@@ -92,13 +107,11 @@ bool memset(const Memset& request, CUresult* result) noexcept {
   }
   Job* job = make_job(request, block.owner->device().numa_node());
   if (job == nullptr) return false;
-  CUresult code = driver::cuLaunchHostFunc(request.stream, run_job, job);
-  if (code != CUDA_SUCCESS) {
+  if (driver::cuLaunchHostFunc(request.stream, run_job, job) != CUDA_SUCCESS) {
     drop_job(job);
     return false;
   }
-  if (request.wait) code = driver::cuStreamSynchronize(request.stream);
-  *result = code;
+  *result = request.wait ? wait_for(request.stream) : CUDA_SUCCESS;
   return true;
 }
 

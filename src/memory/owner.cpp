@@ -92,19 +92,27 @@ CUresult Owner::verdict_async(CUstream stream) noexcept {
   return code;
 }
 
+void Owner::abandon() noexcept {
+  for (std::atomic<CUdeviceptr>& slot : spares_) slot.store(0, std::memory_order_release);
+  slabs_.trim();
+}
+
+Owner* Owners::find(CUcontext context) const noexcept {
+  unsigned long long id = 0;
+  driver::cuCtxGetId(context, &id);  // CUDA 12; on older drivers the address alone has to do
+  for (Owner* owner = first(); owner != nullptr; owner = owner->next_) {
+    if (owner->context_ == context && owner->id_ == id) return owner;
+  }
+  return nullptr;
+}
+
 CUresult Owners::current(Owner** out) noexcept {
   CUcontext context = nullptr;
   CUresult code = driver::cuCtxGetCurrent(&context);
   if (code != CUDA_SUCCESS) return code;
   if (context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
-  unsigned long long id = 0;
-  driver::cuCtxGetId(context, &id);  // CUDA 12; on older drivers the address alone has to do
-  for (Owner* owner = first(); owner != nullptr; owner = owner->next_) {
-    if (owner->context_ == context && owner->id_ == id) {
-      *out = owner;
-      return CUDA_SUCCESS;
-    }
-  }
+  *out = find(context);
+  if (*out != nullptr) return CUDA_SUCCESS;
 
   CUdevice ordinal = 0;
   code = driver::cuCtxGetDevice(&ordinal);
@@ -115,12 +123,12 @@ CUresult Owners::current(Owner** out) noexcept {
   if (device == nullptr || memory == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
   auto* made = new (memory) Owner;
   made->context_ = context;
-  made->id_ = id;
+  driver::cuCtxGetId(context, &made->id_);
   made->device_ = device;
 
   const Guard guard(lock_);
   for (Owner* owner = first(); owner != nullptr; owner = owner->next_) {
-    if (owner->context_ == context && owner->id_ == id) {  // another thread was first
+    if (owner->context_ == context && owner->id_ == made->id_) {  // another thread was first
       munmap(memory, sizeof(Owner));
       *out = owner;
       return CUDA_SUCCESS;

@@ -35,6 +35,9 @@ class Owner {
   // *gone is set when the context no longer exists: then nothing uses its memory any more.
   CUresult wait_idle(bool* gone) noexcept;
 
+  // The context was destroyed: its spares went with it, its slabs go back to the driver.
+  void abandon() noexcept;
+
   // cuMemFreeAsync of a spare block on `stream`: the native verdict on freeing there. No waiting.
   CUresult verdict_async(CUstream stream) noexcept;
 
@@ -61,7 +64,10 @@ class Owners {
   // driver's (201 without a context, 3 before cuInit, 4 at shutdown), 2 when no record can be made.
   CUresult current(Owner** out) noexcept;
 
-  // All owners of a device, newest first; a record is never freed, so walking needs no lock.
+  // The record of `context` as it is now; NULL where kvshim made none. No driver call but for its id.
+  Owner* find(CUcontext context) const noexcept;
+
+  // All owners, newest first; a record is never freed, so walking needs no lock.
   Owner* first() const noexcept { return first_.load(std::memory_order_acquire); }
   static Owner* next(const Owner& owner) noexcept { return owner.next_; }
 

@@ -37,54 +37,107 @@ using Map = std::map<CUdeviceptr, Block, std::less<CUdeviceptr>,
                      PoolAllocator<std::pair<const CUdeviceptr, Block>>>;
 
 // Built on first use, never destroyed: foreign constructors come before us, destructors after.
+struct Tables {
+  Map blocks;
+  Map slabs;
+};
 constinit std::atomic<bool> built{false};
-alignas(Map) constinit unsigned char storage[sizeof(Map)] = {};
+alignas(Tables) constinit unsigned char storage[sizeof(Tables)] = {};
+constinit std::atomic<std::uint64_t> next_id{1};
 
-Map& map() noexcept {  // with the lock held
-  auto* made = std::launder(reinterpret_cast<Map*>(storage));
+Tables& tables() noexcept {  // with the lock held
   if (!built.load(std::memory_order_relaxed)) {
-    made = new (storage) Map;
+    new (storage) Tables;
     built.store(true, std::memory_order_relaxed);
   }
-  return *made;
+  return *std::launder(reinterpret_cast<Tables*>(storage));
+}
+
+// The record that starts at or before `address`, or NULL.
+Block* before(Map& map, CUdeviceptr address) noexcept {
+  auto after = map.upper_bound(address);
+  return after == map.begin() ? nullptr : &(--after)->second;
+}
+
+Block* block_at(CUdeviceptr address) noexcept {
+  Block* block = before(tables().blocks, address);
+  return block != nullptr && address - block->base < block->bytes ? block : nullptr;
 }
 
 }  // namespace
 
 bool reserve() noexcept {
-  // One node for every thread that may stand between its reserve and its insert.
-  constexpr std::size_t kThreads = 1024;
+  // One node for every thread that may stand between its reserve and its insert; a block may bring a
+  // slab with it.
+  constexpr std::size_t kNodes = 1024;
   const Guard guard(lock);
-  return pool.reserve(kThreads);
+  return pool.reserve(kNodes);
 }
 
 void insert(const Block& block) noexcept {
   const Guard guard(lock);
-  map().insert_or_assign(block.base, block);
+  Block& record = tables().blocks.insert_or_assign(block.base, block).first->second;
+  if (record.id == 0) record.id = next_id.fetch_add(1, std::memory_order_relaxed);
 }
 
 bool take(CUdeviceptr base, Block* out) noexcept {
   const Guard guard(lock);
-  const auto found = map().find(base);
-  if (found == map().end()) return false;
+  Map& blocks = tables().blocks;
+  const auto found = blocks.find(base);
+  if (found == blocks.end()) return false;
   *out = found->second;
-  map().erase(found);
+  blocks.erase(found);
   return true;
 }
 
-bool find(CUdeviceptr address, Block* out) noexcept {
+Place find(CUdeviceptr address, Block* out) noexcept {
   const Guard guard(lock);
-  auto after = map().upper_bound(address);
-  if (after == map().begin()) return false;
-  const Block& block = (--after)->second;
-  if (address - block.base >= block.bytes) return false;
-  *out = block;
-  return true;
+  if (const Block* block = before(tables().blocks, address)) {
+    if (address - block->base < block->bytes) {
+      *out = *block;
+      return Place::block;
+    }
+    if (address - block->base < block->mapping.bytes) return Place::hole;
+  }
+  const Block* slab = before(tables().slabs, address);
+  return slab != nullptr && address - slab->base < slab->bytes ? Place::hole : Place::foreign;
+}
+
+bool set_sync_memops(CUdeviceptr address, bool on) noexcept {
+  const Guard guard(lock);
+  Block* block = block_at(address);
+  if (block != nullptr) block->sync_memops = on;
+  return block != nullptr;
+}
+
+bool take_any_of(const Owner& owner, Block* out) noexcept {
+  const Guard guard(lock);
+  Map& blocks = tables().blocks;
+  for (auto at = blocks.begin(); at != blocks.end(); ++at) {
+    if (at->second.owner != &owner) continue;
+    *out = at->second;
+    blocks.erase(at);
+    return true;
+  }
+  return false;
+}
+
+void insert_slab(CUdeviceptr base, std::uint64_t bytes) noexcept {
+  Block slab;
+  slab.base = base;
+  slab.bytes = bytes;
+  const Guard guard(lock);
+  tables().slabs.insert_or_assign(base, slab);
+}
+
+void remove_slab(CUdeviceptr base) noexcept {
+  const Guard guard(lock);
+  tables().slabs.erase(base);
 }
 
 std::uint64_t size() noexcept {
   const Guard guard(lock);
-  return map().size();
+  return tables().blocks.size();
 }
 
 void forget() noexcept {

@@ -22,7 +22,14 @@ struct Block {
   Owner* owner = nullptr;   // the context that allocated it; never NULL
   vmm::Mapping mapping;     // vmm blocks with a handle of their own
   Slab* slab = nullptr;     // vmm blocks that share one
+  std::uint64_t id = 0;     // never given twice in this process; registry::insert assigns it
+  bool sync_memops = false;  // what the program set; VMM memory itself cannot keep it
 };
+
+// What an address is to the host program. A hole is memory of kvshim's that no live block covers:
+// the rest of a slab, a freed small block, the rounding behind a large one. The driver thinks it is
+// mapped; to the program it is an address that nobody allocated.
+enum class Place : std::uint8_t { foreign, block, hole };
 
 namespace registry {
 
@@ -31,9 +38,17 @@ bool reserve() noexcept;
 void insert(const Block& block) noexcept;
 // Removes the block that starts at `base` and copies it out. False where there is none.
 bool take(CUdeviceptr base, Block* out) noexcept;
-// Copies out the block that `address` lies in. False where there is none.
-bool find(CUdeviceptr address, Block* out) noexcept;
+// What lies at `address`; for a block, a copy of its record.
+Place find(CUdeviceptr address, Block* out) noexcept;
+// Changes the sync_memops flag of the block that `address` lies in. False where there is none.
+bool set_sync_memops(CUdeviceptr address, bool on) noexcept;
+// Removes some block of `owner` and copies it out. False when it has none.
+bool take_any_of(const Owner& owner, Block* out) noexcept;
 std::uint64_t size() noexcept;
+
+// The ranges of slabs, so that holes in them are known.
+void insert_slab(CUdeviceptr base, std::uint64_t bytes) noexcept;
+void remove_slab(CUdeviceptr base) noexcept;
 
 void forget() noexcept;  // in a forked child
 

@@ -71,6 +71,30 @@ std::uint64_t reap(bool wait) noexcept {
   return bytes;
 }
 
+bool contains(CUdeviceptr base) noexcept {
+  if (count.load(std::memory_order_relaxed) == 0) return false;
+  const Guard guard(lock);
+  for (const Entry* entry = head; entry != nullptr; entry = entry->next) {
+    if (entry->block.base == base) return true;
+  }
+  return false;
+}
+
+void drop(const Owner& owner) noexcept {
+  for (Entry* entry = take_all(); entry != nullptr;) {
+    Entry* next = entry->next;
+    if (entry->block.owner == &owner) {
+      if (entry->block.kind == Kind::vmm) release(entry->block);  // the others went with the context
+      const Guard guard(lock);
+      pool.give(entry);
+      count.fetch_sub(1, std::memory_order_relaxed);
+    } else {
+      put_back(entry);
+    }
+    entry = next;
+  }
+}
+
 std::uint64_t bytes(const driver::Device& device) noexcept {
   if (count.load(std::memory_order_relaxed) == 0) return 0;
   const Guard guard(lock);

@@ -14,6 +14,12 @@ bool add(const Block& block, CUevent event) noexcept;
 // driver allows a free at the moment (engine::verdict), because it asks events. Returns the bytes.
 std::uint64_t reap(bool wait) noexcept;
 
+// True for the start of a block that waits here: to the program it is freed already.
+bool contains(CUdeviceptr base) noexcept;
+
+// Removes every block of `owner`, whose context is gone, and releases it.
+void drop(const Owner& owner) noexcept;
+
 // Bytes that wait here.
 std::uint64_t bytes(const driver::Device& device) noexcept;
 

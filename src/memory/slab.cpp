@@ -8,6 +8,7 @@
 #include <new>
 
 #include "base/sizes.h"
+#include "memory/registry.h"
 
 namespace kvshim {
 
@@ -115,6 +116,7 @@ Slab* make_record(const vmm::Mapping& mapping) noexcept {
 }
 
 void destroy(Slab* slab) noexcept {
+  registry::remove_slab(slab->mapping().base);
   vmm::destroy(slab->mapping());
   munmap(slab, Slab::record_bytes(slab->units()));
 }
@@ -166,6 +168,7 @@ CUresult SlabAllocator::allocate(driver::Device& device, std::uint64_t bytes,
     vmm::destroy(mapping);
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
+  registry::insert_slab(mapping.base, mapping.bytes);
   const Guard guard(lock_);
   link(slab);
   ++empty_;

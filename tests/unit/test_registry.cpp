@@ -24,13 +24,13 @@ TEST_CASE("a block is found by every address inside it and by none outside") {
   REQUIRE(registry::reserve());
   registry::insert(block_at(0x10000, 1000));
   Block found;
-  CHECK(registry::find(0x10000, &found));
-  CHECK(registry::find(0x10000 + 999, &found));
+  CHECK(registry::find(0x10000, &found) == Place::block);
+  CHECK(registry::find(0x10000 + 999, &found) == Place::block);
   CHECK(found.base == 0x10000);
   CHECK(found.bytes == 1000);
-  CHECK_FALSE(registry::find(0x10000 + 1000, &found));
-  CHECK_FALSE(registry::find(0xffff, &found));
-  CHECK_FALSE(registry::find(0, &found));
+  CHECK(registry::find(0x10000 + 1000, &found) == Place::foreign);
+  CHECK(registry::find(0xffff, &found) == Place::foreign);
+  CHECK(registry::find(0, &found) == Place::foreign);
 }
 
 TEST_CASE("a block is taken by its base only, and once") {
@@ -51,9 +51,9 @@ TEST_CASE("neighbouring blocks are told apart at their common border") {
   registry::insert(block_at(0x1000, 0x1000));
   registry::insert(block_at(0x2000, 0x1000));
   Block found;
-  REQUIRE(registry::find(0x1fff, &found));
+  REQUIRE(registry::find(0x1fff, &found) == Place::block);
   CHECK(found.base == 0x1000);
-  REQUIRE(registry::find(0x2000, &found));
+  REQUIRE(registry::find(0x2000, &found) == Place::block);
   CHECK(found.base == 0x2000);
 }
 
@@ -73,7 +73,7 @@ TEST_CASE("fifty thousand blocks are kept, and eight threads may come and go at 
         if (!registry::reserve()) ++wrong;
         registry::insert(block_at(base, 512));
         Block block;
-        if (!registry::find(base + 511, &block) || block.base != base) ++wrong;
+        if (registry::find(base + 511, &block) != Place::block || block.base != base) ++wrong;
         if (!registry::take(base, &block)) ++wrong;
       }
     });
@@ -88,8 +88,55 @@ TEST_CASE("a forked child's table is empty and usable") {
   registry::insert(block_at(0x700000, 1));
   registry::forget();
   Block block;
-  CHECK_FALSE(registry::find(0x700000, &block));
+  CHECK(registry::find(0x700000, &block) == Place::foreign);
   REQUIRE(registry::reserve());
   registry::insert(block_at(0x800000, 1));
-  CHECK(registry::find(0x800000, &block));
+  CHECK(registry::find(0x800000, &block) == Place::block);
+}
+
+TEST_CASE("what kvshim mapped and no block covers is a hole, not a block and not foreign") {
+  registry::forget();
+  REQUIRE(registry::reserve());
+  registry::insert_slab(0x200000, 0x200000);
+  registry::insert(block_at(0x200200, 512));
+  Block rounded = block_at(0x800000, 1000);
+  rounded.mapping.bytes = 0x200000;
+  registry::insert(rounded);
+  Block found;
+  CHECK(registry::find(0x200000, &found) == Place::hole);
+  CHECK(registry::find(0x200200, &found) == Place::block);
+  CHECK(registry::find(0x200400, &found) == Place::hole);
+  CHECK(registry::find(0x3fffff, &found) == Place::hole);
+  CHECK(registry::find(0x400000, &found) == Place::foreign);
+  CHECK(registry::find(0x800000 + 1000, &found) == Place::hole);
+  CHECK(registry::find(0xa00000, &found) == Place::foreign);
+  registry::remove_slab(0x200000);
+  CHECK(registry::find(0x200000, &found) == Place::foreign);
+}
+
+TEST_CASE("two blocks never have the same id, not even one after the other at one address") {
+  registry::forget();
+  REQUIRE(registry::reserve());
+  Block first;
+  Block second;
+  registry::insert(block_at(0x1000, 16));
+  REQUIRE(registry::take(0x1000, &first));
+  registry::insert(block_at(0x1000, 16));
+  REQUIRE(registry::take(0x1000, &second));
+  CHECK(first.id != 0);
+  CHECK(first.id != second.id);
+}
+
+TEST_CASE("a block that is put back keeps its id and its flag") {
+  registry::forget();
+  REQUIRE(registry::reserve());
+  registry::insert(block_at(0x1000, 16));
+  REQUIRE(registry::set_sync_memops(0x100f, true));
+  Block taken;
+  REQUIRE(registry::take(0x1000, &taken));
+  registry::insert(taken);
+  Block again;
+  REQUIRE(registry::find(0x1000, &again) == Place::block);
+  CHECK(again.id == taken.id);
+  CHECK(again.sync_memops);
 }

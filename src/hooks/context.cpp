@@ -1,0 +1,75 @@
+// The end of a context: natively its memory goes with it, so kvshim's blocks do.
+#include "driver/functions.h"
+#include "hooks/hook.h"
+
+using namespace kvshim;
+
+namespace {
+
+// Destroys by `real`; when the driver did it, the context's blocks are gone.
+template <typename Real>
+CUresult destroy(CUcontext context, Real real) {
+  const Reentry guard;
+  if (pass_through(guard) || context == nullptr) return real();
+  Owner* owner = engine::before_destroy(context);
+  const CUresult code = real();
+  if (code == CUDA_SUCCESS) engine::after_destroy(owner);
+  return code;
+}
+
+// The primary context of a device if it exists. Asking retains it, so only where it is active: a
+// retain would otherwise create it.
+CUcontext primary(CUdevice device) {
+  unsigned flags = 0;
+  int active = 0;
+  CUcontext context = nullptr;
+  if (driver::cuDevicePrimaryCtxGetState(device, &flags, &active) != CUDA_SUCCESS || active == 0) {
+    return nullptr;
+  }
+  if (driver::cuDevicePrimaryCtxRetain(&context, device) != CUDA_SUCCESS) return nullptr;
+  driver::cuDevicePrimaryCtxRelease_v2(device);
+  return context;
+}
+
+bool is_active(CUdevice device) {
+  unsigned flags = 0;
+  int active = 0;
+  return driver::cuDevicePrimaryCtxGetState(device, &flags, &active) == CUDA_SUCCESS && active != 0;
+}
+
+// The last release destroys it; earlier ones do not.
+template <typename Real>
+CUresult release(CUdevice device, Real real) {
+  const Reentry guard;
+  if (pass_through(guard)) return real();
+  Owner* owner = engine::before_destroy(primary(device));
+  const CUresult code = real();
+  if (code == CUDA_SUCCESS && owner != nullptr && !is_active(device)) engine::after_destroy(owner);
+  return code;
+}
+
+}  // namespace
+
+KVSHIM_HOOK_DEF CUresult cuCtxDestroy(CUcontext context) {
+  return destroy(context, [&] { return real::cuCtxDestroy(context); });
+}
+
+KVSHIM_HOOK_DEF CUresult cuCtxDestroy_v2(CUcontext context) {
+  return destroy(context, [&] { return real::cuCtxDestroy_v2(context); });
+}
+
+KVSHIM_HOOK_DEF CUresult cuDevicePrimaryCtxRelease(CUdevice device) {
+  return release(device, [&] { return real::cuDevicePrimaryCtxRelease(device); });
+}
+
+KVSHIM_HOOK_DEF CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
+  return release(device, [&] { return real::cuDevicePrimaryCtxRelease_v2(device); });
+}
+
+KVSHIM_HOOK_DEF CUresult cuDevicePrimaryCtxReset(CUdevice device) {
+  return destroy(primary(device), [&] { return real::cuDevicePrimaryCtxReset(device); });
+}
+
+KVSHIM_HOOK_DEF CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
+  return destroy(primary(device), [&] { return real::cuDevicePrimaryCtxReset_v2(device); });
+}

@@ -1,0 +1,72 @@
+// The engine on the simulated driver, in this process. Every test starts with fresh tables, a current
+// primary context on device 0, no injected failures, and an empty call log.
+#pragma once
+
+#include <cuda.h>
+#include <stdlib.h>
+
+#include <string>
+
+#include "driver/device.h"
+#include "memory/engine.h"
+#include "memory/kinds/managed.h"
+#include "memory/owner.h"
+#include "memory/registry.h"
+#include "memory/retired.h"
+#include "sim.h"
+#include "support/catch.h"
+#include "telemetry/counters.h"
+
+inline constexpr std::size_t kMiB2 = 2u << 20;
+
+class Engine {
+ public:
+  Engine() {
+    REQUIRE(cuInit(0) == CUDA_SUCCESS);
+    kvsim_reset();
+    kvsim_set_fabric(800, 0);
+    REQUIRE(cuDevicePrimaryCtxRetain(&context, 0) == CUDA_SUCCESS);
+    REQUIRE(cuCtxSetCurrent(context) == CUDA_SUCCESS);
+    kvshim::registry::forget();
+    kvshim::retired::forget();
+    kvshim::owners.forget();
+    kvshim::managed::forget();
+    kvshim::driver::forget_devices();
+    kvshim::telemetry::reset();
+    kvsim_log_clear();
+    kvsim_get_counts(&before);
+    violations = kvsim_violations();
+  }
+  ~Engine() {
+    kvsim_fail_none();
+    CHECK(kvsim_violations() == violations);
+    cuDevicePrimaryCtxReset(0);
+  }
+
+  // What is alive beyond what was when the test began.
+  kvsim_counts alive() const {
+    kvsim_counts now;
+    kvsim_get_counts(&now);
+    now.handles -= before.handles;
+    now.mappings -= before.mappings;
+    now.reservations -= before.reservations;
+    now.native_blocks -= before.native_blocks;
+    now.managed_blocks -= before.managed_blocks;
+    now.device_bytes -= before.device_bytes;
+    return now;
+  }
+
+  CUcontext context = nullptr;
+  kvsim_counts before;
+  std::uint64_t violations = 0;
+};
+
+inline CUresult allocate(CUdeviceptr* out, std::size_t bytes) {
+  return kvshim::engine::allocate(out, bytes);
+}
+
+// The engine's answer, or "not ours" as a code that no driver gives.
+inline CUresult release(CUdeviceptr ptr) {
+  CUresult result = CUDA_SUCCESS;
+  return kvshim::engine::free(ptr, &result) ? result : static_cast<CUresult>(-1);
+}
