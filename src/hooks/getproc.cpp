@@ -62,6 +62,12 @@ struct Since {
   int version;
 };
 constexpr Since kSince[] = {
+    {"cuCtxDestroy", 2000},
+    {"cuCtxDestroy_v2", 4000},
+    {"cuDevicePrimaryCtxRelease", 7000},
+    {"cuDevicePrimaryCtxRelease_v2", 11000},
+    {"cuDevicePrimaryCtxReset", 7000},
+    {"cuDevicePrimaryCtxReset_v2", 11000},
     {"cuGetProcAddress", 11030},
     {"cuGetProcAddress_v2", 12000},
     {"cuMemAlloc_v2", 3020},
@@ -103,6 +109,7 @@ constexpr Since kSince[] = {
     {"cuMemsetD8Async_ptsz", 7000},
     {"cuPointerGetAttribute", 4000},
     {"cuPointerGetAttributes", 7000},
+    {"cuPointerSetAttribute", 6000},
 };
 
 int since(const char* entry) {

@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "base/lock.h"
+#include "base/log.h"
 #include "base/options.h"
 #include "base/pool.h"
 #include "memory/engine.h"
@@ -103,14 +104,19 @@ bool memset(const Memset& request, CUresult* result) noexcept {
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   if (driver::cuStreamIsCapturing(request.stream, &status) != CUDA_SUCCESS ||
       status != CU_STREAM_CAPTURE_STATUS_NONE) {
+    log::debug("memset of {} bytes at {:#x} left to the driver: a capture", bytes,
+               request.destination);
     return false;
   }
   Job* job = make_job(request, block.owner->device().numa_node());
   if (job == nullptr) return false;
   if (driver::cuLaunchHostFunc(request.stream, run_job, job) != CUDA_SUCCESS) {
     drop_job(job);
+    log::debug("memset of {} bytes at {:#x} left to the driver: it takes no host function", bytes,
+               request.destination);
     return false;
   }
+  log::debug("memset of {} bytes at {:#x} by the CPU, in stream order", bytes, request.destination);
   *result = request.wait ? wait_for(request.stream) : CUDA_SUCCESS;
   return true;
 }

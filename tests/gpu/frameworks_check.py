@@ -78,6 +78,9 @@ def run_jax():
 
 def run_numba():
     import numpy as np
+
+    if not hasattr(np, "row_stack"):  # NumPy 2.5 dropped it, numba-cuda still names it
+        np.row_stack = np.vstack
     from numba import cuda
 
     @cuda.jit

@@ -39,9 +39,18 @@ void* linked(const char* name) {
   return nullptr;
 }
 
-// The version with which the name's newest ABI that kvshim hooks is asked for.
+// The version with which this entry point is asked for: an older one where a `_v2` has come since.
 int version_of(const char* name) {
-  return std::strcmp(name, "cuGetProcAddress") == 0 ? 11030 : 13000;
+  struct Older {
+    const char* name;
+    int version;
+  };
+  for (const Older older : {Older{"cuGetProcAddress", 11030}, Older{"cuCtxDestroy", 2000},
+                            Older{"cuDevicePrimaryCtxRelease", 7000},
+                            Older{"cuDevicePrimaryCtxReset", 7000}}) {
+    if (std::strcmp(name, older.name) == 0) return older.version;
+  }
+  return 13000;
 }
 
 void* get(GetV2 function, const char* name) {

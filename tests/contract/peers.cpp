@@ -1,0 +1,171 @@
+// Two devices: memory of cuMemAlloc reaches the other one as soon as peer access is enabled, and
+// is copied between them without any call. The expectation is the native driver's.
+#include "gpu.h"
+
+using namespace contract;
+
+namespace {
+
+constexpr Traits kPeers = needs2 | open("IPC and peers on rerouted memory are not done yet");
+
+void expect_peers() {
+  int there = 0, back = 0;
+  CALL(cu.cuDeviceCanAccessPeer(&there, first_device(), second_device()));
+  CALL(cu.cuDeviceCanAccessPeer(&back, second_device(), first_device()));
+  if (there == 0 || back == 0) SKIP("the devices cannot access each other");
+}
+
+// The second device's context is current for the scope.
+class OnSecond {
+ public:
+  OnSecond() { CALL(cu.cuCtxSetCurrent(primary_of(second_device()))); }
+  ~OnSecond() { use_primary(); }
+};
+
+void let_second_see_first() {
+  const CUcontext first = primary_of(first_device());
+  const OnSecond second;
+  CALL(cu.cuCtxEnablePeerAccess(first, 0));
+}
+
+}  // namespace
+
+CHECK_CASE("peers", "each device has a context and memory of its own", needs2) {
+  const Block here(4096);
+  int ordinal = -1;
+  const OnSecond second;
+  for (const std::size_t bytes : {std::size_t{4096}, 3 * kMiB, option_large()}) {
+    const Block there(bytes);
+    GIVES(0, cu.cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, there));
+    EXPECT_EQ(ordinal, second_device());
+    fill(nullptr, there, bytes / 4, 2);
+    EXPECT(holds_word(there, bytes / 4, 2));
+  }
+  GIVES(0, cu.cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, here));
+  EXPECT_EQ(ordinal, first_device());
+}
+
+CHECK_CASE_SIZES("peers", "a block is freed while the other device is current", needs2) {
+  Block block(size.bytes);
+  const OnSecond second;
+  GIVES(0, cu.cuMemFree(block.leave()));
+}
+
+CHECK_CASE_SIZES("peers",
+                 "a kernel on the other device reads a block made before access was enabled",
+                 isolated | kPeers) {
+  expect_peers();
+  const Block block(size.bytes);
+  const std::size_t words = size.bytes / 4;
+  CALL(cu.cuMemsetD32(block, 4, words));
+  CALL(cu.cuCtxSynchronize());
+  let_second_see_first();
+  const OnSecond second;
+  EXPECT_EQ(sum(nullptr, block, words), 4 * words);
+}
+
+CHECK_CASE_SIZES("peers",
+                 "a kernel on the other device reads a block made after access was enabled",
+                 isolated | kPeers) {
+  expect_peers();
+  let_second_see_first();
+  const Block block(size.bytes);
+  const std::size_t words = size.bytes / 4;
+  CALL(cu.cuMemsetD32(block, 4, words));
+  CALL(cu.cuCtxSynchronize());
+  const OnSecond second;
+  EXPECT_EQ(sum(nullptr, block, words), 4 * words);
+}
+
+CHECK_CASE_SIZES("peers", "a kernel on the other device writes the block", isolated | kPeers) {
+  expect_peers();
+  let_second_see_first();
+  const Block block(size.bytes);
+  {
+    const OnSecond second;
+    fill(nullptr, block, size.bytes / 4, 6);
+    CALL(cu.cuCtxSynchronize());
+  }
+  EXPECT(holds_word(block, size.bytes / 4, 6));
+}
+
+CHECK_CASE("peers", "enabling twice gives 704, disabling twice gives 705", isolated | needs2) {
+  expect_peers();
+  let_second_see_first();
+  const CUcontext first = primary_of(first_device());
+  const OnSecond second;
+  GIVES(704, cu.cuCtxEnablePeerAccess(first, 0));
+  GIVES(0, cu.cuCtxDisablePeerAccess(first));
+  GIVES(705, cu.cuCtxDisablePeerAccess(first));
+  GIVES(0, cu.cuCtxEnablePeerAccess(first, 0));
+}
+
+CHECK_CASE_SIZES("peers", "the copy that finds the devices itself, without peer access",
+                 isolated | kPeers) {
+  const Block here(size.bytes);
+  const std::size_t words = size.bytes / 4;
+  CALL(cu.cuMemsetD32(here, 5, words));
+  CALL(cu.cuCtxSynchronize());
+  const OnSecond second;
+  const Block there(size.bytes);
+  GIVES(0, cu.cuMemcpy(there, here, words * 4));
+  CALL(cu.cuCtxSynchronize());
+  EXPECT(holds_word(there, words, 5));
+}
+
+CHECK_CASE_SIZES("peers", "a device to device copy in a stream, with peer access",
+                 isolated | kPeers) {
+  expect_peers();
+  let_second_see_first();
+  const Block here(size.bytes);
+  const std::size_t words = size.bytes / 4;
+  CALL(cu.cuMemsetD32(here, 5, words));
+  CALL(cu.cuCtxSynchronize());
+  const OnSecond second;
+  const Stream stream;
+  const Block there(size.bytes);
+  GIVES(0, cu.cuMemcpyDtoDAsync(there, here, words * 4, stream));
+  stream.finish();
+  EXPECT(holds_word(there, words, 5));
+}
+
+CHECK_CASE_SIZES("peers", "the copy that names both contexts", isolated | needs2) {
+  const CUcontext first = primary_of(first_device());
+  const CUcontext other = primary_of(second_device());
+  const Block here(size.bytes);
+  const std::size_t words = size.bytes / 4;
+  CALL(cu.cuMemsetD32(here, 5, words));
+  CALL(cu.cuCtxSynchronize());
+  const OnSecond second;
+  const Block there(size.bytes);
+  GIVES(0, cu.cuMemcpyPeer(there, other, here, first, words * 4));
+  CALL(cu.cuCtxSynchronize());
+  EXPECT(holds_word(there, words, 5));
+}
+
+CHECK_CASE("peers", "managed memory of the program is read by both",
+           isolated | needs2 | needs_managed) {
+  CUdeviceptr ptr = 0;
+  CALL(cu.cuMemAllocManaged(&ptr, kMiB, CU_MEM_ATTACH_GLOBAL));
+  fill(nullptr, ptr, kMiB / 4, 3);
+  CALL(cu.cuCtxSynchronize());
+  {
+    const OnSecond second;
+    EXPECT_EQ(sum(nullptr, ptr, kMiB / 4), 3 * (kMiB / 4));
+  }
+  GIVES(0, cu.cuMemFree(ptr));
+}
+
+CHECK_CASE("peers", "free and total are each device's own", needs2) {
+  const MemoryInfo first = memory_info();
+  const OnSecond second;
+  const std::size_t before = memory_info().free;
+  {
+    std::vector<Block> blocks;
+    for (int i = 0; i < 64; ++i) blocks.emplace_back(4 * kMiB);
+    EXPECT(memory_info().free + 200 * kMiB < before);
+    use_primary();
+    EXPECT(memory_info().free + 100 * kMiB > first.free);
+    CALL(cu.cuCtxSetCurrent(primary_of(second_device())));
+  }
+}
