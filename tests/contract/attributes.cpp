@@ -295,13 +295,22 @@ CHECK_CASE_SIZES("attributes", "the remaining attributes that programs ask for",
     CUpointer_attribute attribute;
   } rest[] = {{"mapped", CU_POINTER_ATTRIBUTE_MAPPED},
               {"access flags", CU_POINTER_ATTRIBUTE_ACCESS_FLAGS},
-              {"memory pool", CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE},
-              {"GPUDirect RDMA capable", CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE}};
+              {"memory pool", CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE}};
   for (const auto& one : rest) {
     std::uint64_t value = 0;
     const CUresult code = cu.cuPointerGetAttribute(&value, one.attribute, block);
     observe(one.name, std::to_string(code) + ", value " + std::to_string(value));
   }
+}
+
+CHECK_CASE_SIZES("attributes", "a block can be reached by GPUDirect RDMA",
+                 differs("managed memory cannot: its pages move")) {
+  const Block block(size.bytes);
+  if (device_attribute(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, 0) == 0) {
+    SKIP("the device has no GPUDirect RDMA");
+  }
+  const auto capable = ask<unsigned>(CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE, block) & 0xff;
+  EXPECT_EQ(capable, memory_of(size.bytes) == Memory::managed ? 0u : 1u);
 }
 
 CHECK_CASE_SIZES("attributes", "the attributes of a mapping",

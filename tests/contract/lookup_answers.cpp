@@ -151,16 +151,7 @@ CHECK_CASE("lookup", "flags and versions that do not exist", plain | observes) {
   observe_answer("version 99000", ask("cuMemAlloc", 99000, 0));
 }
 
-CHECK_CASE("lookup", "an answer without a place to put it", plain | observes) {
-  CUdriverProcAddressQueryResult status{};
-  observe("no output", cu.cuGetProcAddress_v2("cuMemAlloc", nullptr, 12000, 0, &status));
-}
-
-CHECK_CASE("lookup", "a question without a name", plain | observes) {
-  void* function = nullptr;
-  CUdriverProcAddressQueryResult status{};
-  observe("no name", cu.cuGetProcAddress_v2(nullptr, &function, 12000, 0, &status));
-}
+// A NULL name or output is no check: the real driver crashes on it.
 
 CHECK_CASE("lookup", "the status is optional", plain | observes) {
   void* function = nullptr;

@@ -153,12 +153,17 @@ CHECK_CASE_SIZES("memset", "the per-thread stream of one thread does not wait fo
   HostFlag flag;
   const CUcontext context = use_primary();
   const Block block(size.bytes);
+  const Stream reader;
   load_kernels();
   flag.hold(CU_STREAM_PER_THREAD);
   on_thread([&] {
     CALL(cu.cuCtxSetCurrent(context));
     GIVES(0, cu.cuMemsetD8Async_ptsz(block, 7, size.bytes, nullptr));
     GIVES(0, cu.cuStreamSynchronize(CU_STREAM_PER_THREAD));
+    std::uint32_t word = 0;
+    CALL(cu.cuMemcpyDtoHAsync(&word, block.end() - 4, 4, reader));
+    reader.finish();
+    EXPECT_EQ(word, 0x07070707u);
   });
   EXPECT_EQ(static_cast<int>(cu.cuStreamQuery(CU_STREAM_PER_THREAD)), 600);
   flag.raise();

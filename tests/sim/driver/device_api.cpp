@@ -158,7 +158,7 @@ KVSIM_API CUresult cuInit(unsigned flags) {
     if (after_fork()) return CUDA_ERROR_NOT_INITIALIZED;
     if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
     if (state().devices.empty()) return CUDA_ERROR_NO_DEVICE;
-    if (!state().initialised) end_at_exit();
+    if (!state().initialised) initialised();
     state().initialised = true;
     return CUDA_SUCCESS;
   });

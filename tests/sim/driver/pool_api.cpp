@@ -94,6 +94,8 @@ CUresult free_async(Api api, CUdeviceptr address, CUstream stream_handle) {
     const bool freeable = block->kind == BlockKind::pool || block->kind == BlockKind::native;
     if (!freeable || block->free_queued) return CUDA_ERROR_INVALID_VALUE;
     if (stream->capture != nullptr) {
+      // Memory of cuMemAlloc cannot become a node (measured: 1, and the capture lives).
+      if (block->kind == BlockKind::native) return CUDA_ERROR_INVALID_VALUE;
       // A graph owns memory that its capture allocated: it stays for the replays.
       return submit(
           lock, *stream, CU_GRAPH_NODE_TYPE_MEM_FREE, {}, [](Context&) { return CUDA_SUCCESS; },

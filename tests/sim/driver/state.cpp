@@ -14,6 +14,7 @@ namespace {
 std::atomic<State*> g_state{nullptr};
 std::atomic<Control*> g_control{nullptr};
 std::atomic<bool> g_forked{false};
+std::atomic<bool> g_initialised{false};  // cuInit has succeeded in this process
 std::atomic<bool> g_ended{false};
 std::atomic<bool> g_ready{false};
 thread_local bool t_building = false;
@@ -48,7 +49,8 @@ void build_once() {
              // The parent's threads and locks are gone: leave its objects where they are.
              new (&g_build) std::mutex;
              g_ready = false;
-             g_forked = std::getenv("KVSIM_FORK_OK") == nullptr;
+             // A child made before cuInit may still use CUDA, one made after may not.
+             g_forked = g_initialised && std::getenv("KVSIM_FORK_OK") == nullptr;
            }) == 0;
   }();
   (void)fork_handler;
@@ -76,7 +78,8 @@ Control& control() {
 }
 
 // As the real driver: what runs at exit after the handlers registered since cuInit is answered 4.
-void end_at_exit() {
+void initialised() {
+  g_initialised = true;
   static const bool registered = std::atexit(end) == 0;
   (void)registered;
 }

@@ -74,6 +74,6 @@ State& state();
 bool after_fork();
 bool deinitialised();
 // Called by cuInit.
-void end_at_exit();
+void initialised();
 
 }  // namespace sim
