@@ -130,7 +130,7 @@ std::size_t option_large() {
 
 Memory memory_of(std::size_t bytes) {
   if (!preloaded()) return Memory::native;
-  const bool large = bytes >= options.large;
+  const bool large = bytes >= options.large && !environment_is("KVSHIM_THRESHOLD", "never");
   const char* name = large ? "KVSHIM_LARGE" : "KVSHIM_SMALL";
   if (environment_is(name, "native")) return Memory::native;
   if (environment_is(name, "vmm")) return Memory::vmm;
