@@ -33,7 +33,7 @@ rows() {
     }'
 }
 
-text=$(sed "/^$marker\$/q" "$document")
+text=$(awk -v marker="$marker" '{ print } $0 == marker { exit }' "$document")
 made=$(printf '%s\n\n| | group | check | why |\n|---|---|---|---|\n%s' "$text" "$(rows "$1")")
 if [[ $check == no ]]; then
   printf '%s\n' "$made" > "$document"
