@@ -34,6 +34,10 @@ rows() {
 }
 
 text=$(awk -v marker="$marker" '{ print } $0 == marker { exit }' "$document")
+if [[ $text != *"$marker" ]]; then
+  echo "docs/compatibility.md has lost its marker line: $marker" >&2
+  exit 1
+fi
 made=$(printf '%s\n\n| | group | check | why |\n|---|---|---|---|\n%s' "$text" "$(rows "$1")")
 if [[ $check == no ]]; then
   printf '%s\n' "$made" > "$document"
