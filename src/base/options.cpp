@@ -22,7 +22,7 @@ namespace kvshim {
 namespace {
 
 constexpr std::size_t kTextMax = 4096;  // PATH_MAX: the longest text option, with its end
-constexpr unsigned kThreadsMax = 256;
+constexpr unsigned kThreadsMax = 64;
 
 // ---- words ----
 

@@ -26,7 +26,6 @@ KVSHIM_DRIVER_FUNCTION(cuEventCreate, CUevent*, unsigned);
 KVSHIM_DRIVER_FUNCTION(cuEventDestroy_v2, CUevent);
 KVSHIM_DRIVER_FUNCTION(cuEventQuery, CUevent);
 KVSHIM_DRIVER_FUNCTION(cuEventRecord, CUevent, CUstream);
-KVSHIM_DRIVER_FUNCTION(cuEventSynchronize, CUevent);
 KVSHIM_DRIVER_FUNCTION(cuGetErrorName, CUresult, const char**);
 KVSHIM_DRIVER_FUNCTION(cuLaunchHostFunc, CUstream, CUhostFn, void*);
 KVSHIM_DRIVER_FUNCTION(cuMemAlloc_v2, CUdeviceptr*, std::size_t);

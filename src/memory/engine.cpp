@@ -87,7 +87,7 @@ CUresult make(Kind kind, Owner& owner, std::uint64_t bytes, Block* block) noexce
 
 // Room for one more try: what kvshim holds and nobody uses.
 bool make_room() noexcept {
-  const std::uint64_t bytes = retired::reap(true) + trim();
+  const std::uint64_t bytes = retired::reap() + trim();
   if (bytes == 0) return false;
   counters.trims.fetch_add(1, std::memory_order_relaxed);
   log::info("out of memory: gave {} of cached memory back, trying again",
@@ -133,7 +133,7 @@ CUresult allocate(CUdeviceptr* out, std::size_t bytes) noexcept {
   Owner* owner = nullptr;
   code = owners.current(&owner);
   if (code != CUDA_SUCCESS) return code;
-  retired::reap(false);
+  retired::reap();
 
   const Kind wanted = route(bytes, options());
   Block block;
@@ -185,7 +185,7 @@ bool free(CUdeviceptr ptr, CUresult* result) noexcept {
   counters.kinds[static_cast<unsigned>(block.kind)].remove(block.bytes);
   // Of a block that went with its context the driver says what it natively would.
   *result = gone ? driver::cuMemFree_v2(ptr) : CUDA_SUCCESS;
-  retired::reap(false);
+  retired::reap();
   return true;
 }
 
@@ -223,6 +223,7 @@ bool free_async(CUdeviceptr ptr, CUstream stream, CUresult* result) noexcept {
 }
 
 CUresult mem_info(std::size_t* free, std::size_t* total) noexcept {
+  retired::reap();
   std::size_t real_free = 0;
   std::size_t real_total = 0;
   const CUresult code = driver::cuMemGetInfo_v2(&real_free, &real_total);
@@ -235,7 +236,6 @@ CUresult mem_info(std::size_t* free, std::size_t* total) noexcept {
     for (Owner* owner = owners.first(); owner != nullptr; owner = Owners::next(*owner)) {
       if (&owner->device() == device) held += owner->slabs().free_bytes();
     }
-    held += retired::bytes(*device);
   }
   const std::uint64_t sum = real_free + held;
   if (free != nullptr) *free = sum < real_total ? sum : real_total;

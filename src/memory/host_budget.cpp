@@ -14,10 +14,10 @@ namespace kvshim::host_budget {
 namespace {
 
 constexpr std::uint64_t kUnlimited = ~0ull;
-constexpr std::size_t kPathMax = 1024;
+constexpr std::size_t kPathMax = 512;
 
 struct Text {
-  char data[8192];
+  char data[2048];  // all that is asked for stands in front; the caller's stack may be small
   bool read_from(const char* path) noexcept {
     const int file = open(path, O_RDONLY | O_CLOEXEC);
     if (file < 0) return false;

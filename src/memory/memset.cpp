@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "base/options.h"
 #include "base/pool.h"
+#include "driver/capture.h"
 #include "memory/engine.h"
 #include "memory/owner.h"
 #include "memory/registry.h"
@@ -56,11 +57,8 @@ void run_job(void* argument) {
 // A blocking memset is allowed while another, non-blocking stream captures; cuStreamSynchronize is
 // not, and would end that capture. With this thread's capture mode relaxed it is.
 CUresult wait_for(CUstream stream) noexcept {
-  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-  const bool exchanged = driver::cuThreadExchangeStreamCaptureMode(&mode) == CUDA_SUCCESS;
-  const CUresult code = driver::cuStreamSynchronize(stream);
-  if (exchanged) driver::cuThreadExchangeStreamCaptureMode(&mode);
-  return code;
+  const driver::RelaxedCapture relaxed;
+  return driver::cuStreamSynchronize(stream);
 }
 
 // The bytes from the first to behind the last element written. False where that overflows or where

@@ -16,7 +16,7 @@ namespace kvshim::placement {
 
 namespace {
 
-constexpr unsigned kMaxThreads = 256;
+constexpr unsigned kMaxThreads = 64;  // their records live on the caller's stack, which may be small
 constexpr unsigned kAutoThreads = 16;           // more gained nothing on the machine measured
 constexpr std::size_t kPerThread = 8 * kMiB;    // below this a thread costs more than it saves
 constexpr std::size_t kPartAlign = 2 * kMiB;    // a part never shares a huge page with another

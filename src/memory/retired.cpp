@@ -6,6 +6,7 @@
 
 #include "base/lock.h"
 #include "base/pool.h"
+#include "driver/capture.h"
 #include "driver/functions.h"
 #include "memory/owner.h"
 #include "memory/release.h"
@@ -49,14 +50,13 @@ bool add(const Block& block, CUevent event) noexcept {
   return true;
 }
 
-std::uint64_t reap(bool wait) noexcept {
+std::uint64_t reap() noexcept {
   if (count.load(std::memory_order_relaxed) == 0) return 0;
+  const driver::RelaxedCapture relaxed;  // asking an event would end a capture in another mode
   std::uint64_t bytes = 0;
   for (Entry* entry = take_all(); entry != nullptr;) {
     Entry* next = entry->next;
-    const CUresult code =
-        wait ? driver::cuEventSynchronize(entry->event) : driver::cuEventQuery(entry->event);
-    if (code == CUDA_SUCCESS) {
+    if (driver::cuEventQuery(entry->event) == CUDA_SUCCESS) {
       driver::cuEventDestroy_v2(entry->event);
       release(entry->block);
       bytes += entry->block.bytes;
@@ -93,18 +93,6 @@ void drop(const Owner& owner) noexcept {
     }
     entry = next;
   }
-}
-
-std::uint64_t bytes(const driver::Device& device) noexcept {
-  if (count.load(std::memory_order_relaxed) == 0) return 0;
-  const Guard guard(lock);
-  std::uint64_t sum = 0;
-  for (const Entry* entry = head; entry != nullptr; entry = entry->next) {
-    if (&entry->block.owner->device() == &device && entry->block.kind != Kind::managed) {
-      sum += entry->block.bytes;
-    }
-  }
-  return sum;
 }
 
 void forget() noexcept {

@@ -10,18 +10,15 @@ namespace kvshim::retired {
 // with it. False when there is no room for the record (nothing was taken over).
 bool add(const Block& block, CUevent event) noexcept;
 
-// Releases every block whose event has come; with `wait`, waits for each. Call it only where the
-// driver allows a free at the moment (engine::verdict), because it asks events. Returns the bytes.
-std::uint64_t reap(bool wait) noexcept;
+// Releases every block whose event has come and returns the bytes. Never waits for an event: the
+// stream may be waiting for what the calling thread does next. Disturbs no capture.
+std::uint64_t reap() noexcept;
 
 // True for the start of a block that waits here: to the program it is freed already.
 bool contains(CUdeviceptr base) noexcept;
 
 // Removes every block of `owner`, whose context is gone, and releases it.
 void drop(const Owner& owner) noexcept;
-
-// Bytes that wait here.
-std::uint64_t bytes(const driver::Device& device) noexcept;
 
 void forget() noexcept;  // in a forked child
 

@@ -40,6 +40,7 @@ struct Counters {
   Bypass pool;         // cuMemAllocAsync, cuMemAllocFromPoolAsync
   Bypass pool_large;   // those of them at and over the threshold
   Bypass own_managed;  // the host's cuMemAllocManaged
+  Bypass unseen;       // cuMemAlloc memory that was freed here and allocated past us
   Count zero_bytes{0};  // placed and zeroed by the CPU at allocation
   Count zero_us{0};
   Count memset_calls{0};  // cuMemset* done by the CPU

@@ -110,6 +110,11 @@ void bypassed(Page& page) {
               format_size(get(counters.own_managed.bytes)).c_str(),
               get(counters.own_managed.calls));
   }
+  if (get(counters.unseen.calls) != 0) {
+    page.line("  bypassed kvshim: {} in {} cuMemAlloc blocks that were freed and never seen before",
+              format_size(get(counters.unseen.bytes)).c_str(), get(counters.unseen.calls));
+    page.line("    a plugin loaded with RTLD_DEEPBIND, or code with a loader of its own");
+  }
 }
 
 void troubles(Page& page) {

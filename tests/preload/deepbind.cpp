@@ -1,7 +1,12 @@
 // RTLD_DEEPBIND plugins pass every preloaded library by: a documented limit. What they allocate is
-// native and kvshim never hears of it; freeing it through kvshim works, and nothing crashes when
-// the plugin is handed a block of kvshim's.
+// native and kvshim never hears of it; freeing it through kvshim works and is reported in one line,
+// and nothing crashes when the plugin is handed a block of kvshim's.
 #include <cuda.h>
+
+#include <unistd.h>
+
+#include <fstream>
+#include <string>
 
 #include "check.h"
 
@@ -12,6 +17,19 @@ Function find(void* in, const char* name) {
   const auto found = reinterpret_cast<Function>(dlsym(in, name));
   EXPECT_TEXT(found != nullptr, name);
   return found;
+}
+
+// Lines of kvshim's log (KVSHIM_LOG_FILE ends in %p.log) that speak of such memory.
+int reports() {
+  std::string path = std::getenv("KVSHIM_LOG_FILE");
+  path.replace(path.find("%p"), 2, std::to_string(getpid()));
+  std::ifstream log(path);
+  int count = 0;
+  for (std::string line; std::getline(log, line);) {
+    if (line.find("allocated past kvshim") != std::string::npos) ++count;
+  }
+  unlink(path.c_str());
+  return count;
 }
 
 }  // namespace
@@ -41,6 +59,9 @@ int main() {
   EXPECT(plugin_alloc(&theirs, 4096) == CUDA_SUCCESS && theirs != 0);
   EXPECT(release(theirs) == CUDA_SUCCESS);
   EXPECT(release(theirs) == CUDA_ERROR_INVALID_VALUE);
+  EXPECT(plugin_alloc(&theirs, 3 << 20) == CUDA_SUCCESS);
+  EXPECT(release(theirs) == CUDA_SUCCESS);
+  EXPECT(reports() == 1);
 
   CUdeviceptr ours = 0;
   EXPECT(alloc(&ours, 4096) == CUDA_SUCCESS && ours != 0);
