@@ -43,6 +43,9 @@ kvshim_find() {
     grep -E '(^|/)libkvshim\.so$' | head -n 1) || true
   if [ -n "$kvshim_preloaded" ]; then
     kvshim_library=$kvshim_preloaded
+    if [ -n "${KVSHIM_LIB:-}" ] && [ "$KVSHIM_LIB" != "$kvshim_preloaded" ]; then
+      kvshim_say "KVSHIM_LIB=$KVSHIM_LIB is not used: LD_PRELOAD names $kvshim_preloaded already"
+    fi
     return
   fi
   if [ -n "${KVSHIM_LIB:-}" ]; then
@@ -102,7 +105,13 @@ kvshim_check() {
   kvshim_answer=$(LD_PRELOAD=$kvshim_library /bin/sh -c : 2>&1) || kvshim_status=$?
   case $kvshim_status:$kvshim_answer in
     0:*"cannot be preloaded"*) ;;
-    0:*) return ;;
+    0:*)
+      # It loads; is it kvshim? A name that ld.so searches itself cannot be looked into.
+      case $kvshim_library in
+        */*) grep -q kvshim_version "$kvshim_library" || kvshim_problem="$kvshim_library is not kvshim" ;;
+      esac
+      return
+      ;;
   esac
   case $kvshim_arch:$(kvshim_machine_of "$kvshim_library") in
     x86_64:'183 0' | aarch64:'62 0')

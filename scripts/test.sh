@@ -73,8 +73,8 @@ for name, verdict, output in tests:
     counts[verdict] += 1
     said = output.strip().splitlines()
     note = next((l.strip() for l in reversed(said) if own_count.match(l.strip())), "")
-    if not note and verdict == "skipped" and said:
-        note = said[-1].strip()
+    if verdict == "skipped" and said:
+        note = said[0].strip()
     print(f"{verdict:8} {name}{': ' + note if note else ''}")
 print()
 if sys.argv[2] != "0" and counts["failed"] == 0:

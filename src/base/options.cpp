@@ -273,8 +273,12 @@ void report_unknown() {
     }
     if (known) continue;
     name = name.substr(0, 128);
-    log::warn("{} is not an option and has no effect; the nearest one is {}",
-              fmt::string_view(name.data(), name.size()), nearest);
+    const fmt::string_view shown(name.data(), name.size());
+    if (least <= 3) {
+      log::warn("{} is not an option and has no effect; the nearest one is {}", shown, nearest);
+    } else {
+      log::warn("{} is not an option and has no effect (docs/options.md lists them)", shown);
+    }
   }
 }
 

@@ -92,10 +92,15 @@ HandleStep Device::next(HandleStep step) const noexcept {
 void Device::step_down(HandleStep step, CUresult code) noexcept {
   HandleStep expected = step;
   const HandleStep lower = next(step);
-  if (step == HandleStep::fabric) fabric_refusal_.store(code, std::memory_order_relaxed);
+  if (step == HandleStep::fabric) {
+    fabric_refusal_name_.store(error_name(code), std::memory_order_relaxed);
+    fabric_refusal_.store(code, std::memory_order_relaxed);
+  }
   if (!step_.compare_exchange_strong(expected, lower, std::memory_order_relaxed)) return;
-  // A fabric handle that only the attribute promised is the common case and no cause for alarm.
-  const LogLevel level = step == HandleStep::fabric ? LogLevel::info : LogLevel::warn;
+  // A fabric handle that only the attribute promised is the common case and no cause for alarm,
+  // unless somebody asked for it by name.
+  const bool expected_so = step == HandleStep::fabric && options().handle != HandleChoice::fabric;
+  const LogLevel level = expected_so ? LogLevel::info : LogLevel::warn;
   log::print(level, "device {}: the driver refused {} memory ({} {}); from now on: {}{}", facts_.ordinal,
              handle_step_name(step), static_cast<int>(code), error_name(code),
              lower == HandleStep::unsupported ? "native cuMemAlloc" : handle_step_name(lower),
@@ -162,6 +167,9 @@ void Device::ask(CUdevice ordinal) noexcept {
     }
   }
   step_.store(step, std::memory_order_relaxed);
+  if (choice == HandleChoice::fabric && !facts_.fabric) {
+    log::warn("KVSHIM_HANDLE=fabric: device {} has no fabric handles", ordinal);
+  }
   if (step == HandleStep::unsupported) {
     log::warn("device {} has no virtual memory management: vmm blocks are native ones here", ordinal);
     return;
@@ -186,6 +194,7 @@ Device* device(CUdevice ordinal) {
     slot.managed_.store(asked.managed(), std::memory_order_relaxed);
     slot.step_.store(asked.step(), std::memory_order_relaxed);
     slot.fabric_refusal_.store(asked.fabric_refusal(), std::memory_order_relaxed);
+    slot.fabric_refusal_name_.store(asked.fabric_refusal_name(), std::memory_order_relaxed);
     slot.ready_.store(true, std::memory_order_release);
   }
   return &slot;

@@ -49,6 +49,10 @@ class Device {
   static bool is_refusal(CUresult code) noexcept;
   // Why the best step is not the one in use: the code it was refused with, 0 when it was not asked.
   CUresult fabric_refusal() const noexcept { return fabric_refusal_.load(std::memory_order_relaxed); }
+  // Its name, for the summary, which may make no driver call. Static storage.
+  const char* fabric_refusal_name() const noexcept {
+    return fabric_refusal_name_.load(std::memory_order_relaxed);
+  }
   bool fabric_attribute() const noexcept { return facts_.fabric; }
 
   // Arguments of cuMemCreate for device memory at `step`.
@@ -75,6 +79,7 @@ class Device {
   std::atomic<bool> managed_{false};
   std::atomic<HandleStep> step_{HandleStep::unsupported};
   std::atomic<CUresult> fabric_refusal_{CUDA_SUCCESS};
+  std::atomic<const char*> fabric_refusal_name_{""};
   std::atomic<bool> ready_{false};
 };
 

@@ -1,4 +1,5 @@
-// See host_budget.h.
+// Reads the limits on host memory from /proc, the cgroup tree and getrlimit, without heap or stdio; see
+// host_budget.h. Decides nothing.
 #include "memory/host_budget.h"
 
 #include <fcntl.h>

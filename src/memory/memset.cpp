@@ -1,6 +1,6 @@
-// cuMemset on our blocks. On a managed block the CPU does it, as a host function in the stream:
-// work before it has finished, work after it sees it, and the calling thread does not wait where it
-// natively would not. So `torch.zeros` of a KV cache does not drag its pages into device memory.
+// cuMemset on our blocks. On a managed block the CPU does it, as a host function in the stream: work
+// before it has finished, work after it sees it, and the calling thread does not wait where it
+// natively would not. So cudaMemset of a KV cache does not drag its pages into device memory.
 #include <atomic>
 #include <new>
 

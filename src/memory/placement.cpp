@@ -1,4 +1,5 @@
-// See placement.h.
+// CPU threads that fill ranges of memory, cut so that no two share a huge page; see placement.h. Knows
+// nothing of CUDA.
 #include "memory/placement.h"
 
 #include <fcntl.h>

@@ -1,4 +1,4 @@
-// See release.h.
+// Gives a block's memory back to its slab, to VMM or to the driver; see release.h.
 #include "memory/release.h"
 
 #include "driver/functions.h"

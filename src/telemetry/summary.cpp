@@ -1,4 +1,5 @@
-// See summary.h.
+// Formats the counters as one table, written in one piece; see summary.h. Reads atomics only: it runs in
+// exit handlers, after foreign destructors.
 #include "telemetry/summary.h"
 
 #include <unistd.h>
@@ -7,7 +8,6 @@
 #include "base/options.h"
 #include "base/sizes.h"
 #include "driver/device.h"
-#include "driver/errors.h"
 #include "telemetry/counters.h"
 
 namespace kvshim::telemetry {
@@ -51,6 +51,8 @@ void kinds(Page& page) {
   }
   if (chosen.threshold == kNever) {
     page.line("  no threshold: every block is {}", kind_name(chosen.small));
+  } else if (chosen.threshold == 0) {
+    page.line("  the threshold is 0: every block is {}", kind_name(chosen.large));
   } else {
     page.line("  {} and more: {}; less: {} (largest of these: {})",
               format_size(chosen.threshold).c_str(), kind_name(chosen.large),
@@ -78,11 +80,11 @@ void devices(Page& page) {
     if (!device.vmm()) {
       page.line("  device {}: no vmm memory; blocks are native", device.ordinal());
     } else if (refusal != CUDA_SUCCESS) {
-      page.line("  device {}: vmm blocks export as {} (fabric was tried: {} {})", device.ordinal(),
+      page.line("  device {}: vmm blocks: {} (fabric was tried: {} {})", device.ordinal(),
                 driver::handle_step_name(device.step()), static_cast<int>(refusal),
-                driver::error_name(refusal));
+                device.fabric_refusal_name());
     } else {
-      page.line("  device {}: vmm blocks export as {}{}", device.ordinal(),
+      page.line("  device {}: vmm blocks: {}{}", device.ordinal(),
                 driver::handle_step_name(device.step()),
                 device.fabric_attribute() ? "" : " (the device has no fabric handles)");
     }

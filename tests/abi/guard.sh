@@ -63,10 +63,36 @@ exports)
   done
   for name in $table; do
     echo "$exported" | grep -qx "$name" || fail "does not export $name" \
-      "define it with KVSHIM_HOOK_DEF or default visibility; a public function also needs its line in src/hooks/exports.map.in."
+      "define it with KVSHIM_HOOK_DEF or default visibility (is it a macro in cuda.h? then #undef it in src/hooks/hook.h); a public function also needs its line in src/hooks/exports.map.in."
   done
   other=$(nm -D --defined-only "$library" | awk '$2 != "T" {print $3}')
   [ -z "$other" ] || fail "exports data or weak symbols: $other" "export functions only."
+  ;;
+layers)
+  # src/README.md: a folder includes only what stands above it.
+  layers="kvshim base driver telemetry memory sharing hooks"
+  for folder in base driver telemetry memory sharing hooks; do
+    [ -d "$root/src/$folder" ] || continue
+    allowed=$(echo "$layers" | sed "s/\\(.*$folder\\).*/\\1/; s/ /|/g")
+    wrong=$(grep -rnE '^#include "' "$root/src/$folder" | grep -vE "#include \"($allowed)/" || true)
+    [ -z "$wrong" ] || fail "src/$folder includes what stands below it: $wrong" \
+      "move the code, or hand the value down as an argument; the order is in src/README.md."
+  done
+  echo "every folder includes only what stands above it"
+  ;;
+hooks)
+  # A wrapper and its line in hooks.def, and the version its name means where addresses do not tell.
+  table=$(sed -n 's/^KVSHIM_HOOK(\([A-Za-z0-9_]*\),.*/\1/p' "$root/src/hooks/hooks.def")
+  wrappers=$(sed -n 's/^KVSHIM_HOOK_DEF CUresult \([A-Za-z0-9_]*\)(.*/\1/p' "$root"/src/hooks/*.cpp)
+  for name in $wrappers; do
+    echo "$table" | grep -qx "$name" || fail "wrapper $name has no line in hooks.def" \
+      "add the line: without it nothing leads to the wrapper."
+  done
+  for name in $table; do
+    grep -q "{\"$name\", [0-9]*}" "$root/src/hooks/getproc.cpp" || fail "$name has no line in kSince" \
+      "add the CUDA version that introduced this entry point to kSince in src/hooks/getproc.cpp (the number in its PFN_ name in cudaTypedefs.h)."
+  done
+  echo "$(echo "$table" | wc -l) hooks, each with its version"
   ;;
 constructors)
   # Code that runs in every process, CUDA or not, before allocators and sanitizers are ready.

@@ -1,4 +1,4 @@
-// See managed.h.
+// cuMemAllocManaged, guarded by what the host can give, then placed by CPU threads; see managed.h.
 #include "memory/kinds/managed.h"
 
 #include <atomic>

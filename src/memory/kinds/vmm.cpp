@@ -1,4 +1,5 @@
-// See vmm.h.
+// The five VMM calls of a block and their undoing, step by step in reverse; see vmm.h. The only file that
+// maps or unmaps.
 #include "memory/kinds/vmm.h"
 
 #include "base/log.h"
