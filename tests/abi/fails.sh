@@ -51,6 +51,18 @@ expect_fail text BAD_STACK 'executable stack' -Wl,-z,execstack
 echo 'void* f() { return dlsym(0, "x"); }' >"$work/src/hooks/some.cpp"
 expect_fail lookups BAD_SOURCE 'outside src/driver'
 
+# The guards that read sources only.
+mkdir -p "$work/src/base"
+echo '#include "hooks/hook.h"' >"$work/src/base/some.h"
+expect_fail layers BAD_LAYERS 'src/base includes'
+rm "$work/src/base/some.h"
+: >"$work/src/hooks/getproc.cpp"
+expect_fail hooks BAD_SINCE 'no line in kSince'
+echo '{"cuMemAlloc_v2", 3020},' >"$work/src/hooks/getproc.cpp"
+echo 'KVSHIM_HOOK_DEF CUresult cuMemFree_v2(int ptr) {' >"$work/src/hooks/some.cpp"
+expect_fail hooks BAD_WRAPPER 'has no line in hooks.def'
+rm "$work/src/hooks/some.cpp"
+
 # And not everything is refused: the same file without a macro, and only listed names.
 for check in needed constructors binding private tls runtime text; do
   "$here/guard.sh" "$check" "$work/libBAD_EXPORTS.so" "$work" >"$work/said" 2>&1 || {
