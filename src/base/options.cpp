@@ -47,6 +47,7 @@ constexpr Word<AsyncPolicy> kAsyncs[] = {
     {"native", AsyncPolicy::native},
     {"route", AsyncPolicy::route},
 };
+constexpr Word<IpcPolicy> kIpcs[] = {{"emulate", IpcPolicy::emulate}, {"off", IpcPolicy::off}};
 constexpr Word<HandleChoice> kHandles[] = {
     {"auto", HandleChoice::automatic},
     {"fabric", HandleChoice::fabric},
@@ -68,6 +69,9 @@ constexpr const auto& words_of(const MemsetBy*) {
 }
 constexpr const auto& words_of(const AsyncPolicy*) {
   return kAsyncs;
+}
+constexpr const auto& words_of(const IpcPolicy*) {
+  return kIpcs;
 }
 constexpr const auto& words_of(const HandleChoice*) {
   return kHandles;

@@ -48,6 +48,10 @@ KVSHIM_DRIVER_FUNCTION(cuMemSetAccess, CUdeviceptr, std::size_t, const CUmemAcce
                        std::size_t);
 KVSHIM_DRIVER_FUNCTION(cuMemExportToShareableHandle, void*, CUmemGenericAllocationHandle,
                        CUmemAllocationHandleType, unsigned long long);
+KVSHIM_DRIVER_FUNCTION(cuMemImportFromShareableHandle, CUmemGenericAllocationHandle*, void*,
+                       CUmemAllocationHandleType);
+KVSHIM_DRIVER_FUNCTION(cuMemGetAllocationPropertiesFromHandle, CUmemAllocationProp*,
+                       CUmemGenericAllocationHandle);
 KVSHIM_DRIVER_FUNCTION(cuStreamIsCapturing, CUstream, CUstreamCaptureStatus*);
 KVSHIM_DRIVER_FUNCTION(cuStreamSynchronize, CUstream);
 KVSHIM_DRIVER_FUNCTION(cuThreadExchangeStreamCaptureMode, CUstreamCaptureMode*);

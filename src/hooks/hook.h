@@ -16,6 +16,7 @@
 #undef cuDevicePrimaryCtxRelease
 #undef cuDevicePrimaryCtxReset
 #undef cuGetProcAddress
+#undef cuIpcOpenMemHandle
 
 namespace kvshim::real {
 

@@ -1,6 +1,7 @@
 // What a program asks about memory. The driver answers; for a vmm block kvshim then puts in what
 // cuMemAlloc memory would have said: the requested range, the owner context, an id of its own.
 #include "base/kind.h"
+#include "base/options.h"
 #include "hooks/hook.h"
 
 using namespace kvshim;
@@ -25,6 +26,19 @@ void answer(const engine::BlockView& block, CUpointer_attribute attribute, void*
       break;
     case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
       *static_cast<unsigned*>(data) = block.sync_memops ? 1 : 0;
+      break;
+    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
+      // One byte: the driver may have written that or four.
+      if (options().ipc == IpcPolicy::emulate && !block.opened && block.exportable) {
+        *static_cast<unsigned char*>(data) = 1;
+      }
+      break;
+    case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
+      // Native memory has none, and is shared by its IPC handle. But whoever finds a fabric handle
+      // may reach other hosts with it, which legacy IPC cannot.
+      if (options().ipc == IpcPolicy::emulate && !block.fabric) {
+        *static_cast<unsigned long long*>(data) = 0;
+      }
       break;
     default:
       break;

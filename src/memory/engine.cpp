@@ -13,6 +13,7 @@
 #include "driver/errors.h"
 #include "memory/kinds/managed.h"
 #include "memory/kinds/vmm.h"
+#include "memory/listener.h"
 #include "memory/owner.h"
 #include "memory/registry.h"
 #include "memory/release.h"
@@ -30,6 +31,7 @@ using telemetry::counters;
 // The child of a fork starts with empty tables and its own counts. The parent's memory is not the
 // child's to free, and whoever held a lock does not exist here.
 void in_forked_child() {
+  if (const Listener* sharing = listener.load(std::memory_order_acquire)) sharing->forked();
   registry::forget();
   retired::forget();
   owners.forget();
@@ -211,6 +213,7 @@ bool free_async(CUdeviceptr ptr, CUstream stream, CUresult* result) noexcept {
   CUevent event = nullptr;
   if (code == CUDA_SUCCESS) code = driver::cuEventCreate(&event, CU_EVENT_DISABLE_TIMING);
   if (code == CUDA_SUCCESS) code = driver::cuEventRecord(event, stream);
+  if (code == CUDA_SUCCESS) withdraw_handle(&block);
   if (code == CUDA_SUCCESS && !retired::add(block, event)) code = CUDA_ERROR_OUT_OF_MEMORY;
   if (code != CUDA_SUCCESS) {
     if (event != nullptr) driver::cuEventDestroy_v2(event);
@@ -247,8 +250,16 @@ Place find(CUdeviceptr address, BlockView* out) noexcept {
   Block block;
   const Place place = registry::find(address, &block);
   if (place == Place::block) {
-    *out = {block.base, block.bytes, block.owner->context(),
-            block.kind, block.id,    block.sync_memops};
+    const driver::HandleStep step = block.owner->device().step();
+    *out = {.base = block.base,
+            .bytes = block.bytes,
+            .context = block.owner->context(),
+            .kind = block.kind,
+            .id = block.id,
+            .sync_memops = block.sync_memops,
+            .opened = block.opened,
+            .fabric = step == driver::HandleStep::fabric,
+            .exportable = step < driver::HandleStep::none};
   }
   return place;
 }
@@ -269,6 +280,9 @@ void after_destroy(Owner* owner) noexcept {
     counters.kinds[static_cast<unsigned>(block.kind)].remove(block.bytes);
   }
   retired::drop(*owner);
+  if (const Listener* sharing = listener.load(std::memory_order_acquire)) {
+    sharing->context_gone(*owner);
+  }
   owner->abandon();
 }
 

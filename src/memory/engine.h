@@ -41,6 +41,9 @@ struct BlockView {
   Kind kind;
   std::uint64_t id;  // unique in this process, never reused
   bool sync_memops;
+  bool opened;      // another process's, by IPC
+  bool fabric;      // its device makes vmm memory with fabric handles
+  bool exportable;  // its device exports vmm memory
 };
 // Fills *out for Place::block only.
 Place find(CUdeviceptr address, BlockView* out) noexcept;

@@ -40,6 +40,7 @@ using Map = std::map<CUdeviceptr, Block, std::less<CUdeviceptr>,
 struct Tables {
   Map blocks;
   Map slabs;
+  Map opened;  // by the base of the mapping
 };
 constinit std::atomic<bool> built{false};
 alignas(Tables) constinit unsigned char storage[sizeof(Tables)] = {};
@@ -59,9 +60,14 @@ Block* before(Map& map, CUdeviceptr address) noexcept {
   return after == map.begin() ? nullptr : &(--after)->second;
 }
 
+bool covers(const Block* block, CUdeviceptr address) noexcept {
+  return block != nullptr && address - block->base < block->bytes;
+}
+
 Block* block_at(CUdeviceptr address) noexcept {
   Block* block = before(tables().blocks, address);
-  return block != nullptr && address - block->base < block->bytes ? block : nullptr;
+  if (!covers(block, address)) block = before(tables().opened, address);
+  return covers(block, address) ? block : nullptr;
 }
 
 }  // namespace
@@ -99,8 +105,14 @@ Place find(CUdeviceptr address, Block* out) noexcept {
     }
     if (address - block->base < block->mapping.bytes) return Place::hole;
   }
-  const Block* slab = before(tables().slabs, address);
-  return slab != nullptr && address - slab->base < slab->bytes ? Place::hole : Place::foreign;
+  if (covers(before(tables().slabs, address), address)) return Place::hole;
+  const Block* opened = before(tables().opened, address);
+  if (opened == nullptr || address - opened->mapping.base >= opened->mapping.bytes) {
+    return Place::foreign;
+  }
+  if (!covers(opened, address)) return Place::hole;
+  *out = *opened;
+  return Place::block;
 }
 
 bool set_sync_memops(CUdeviceptr address, bool on) noexcept {
@@ -120,6 +132,26 @@ bool take_any_of(const Owner& owner, Block* out) noexcept {
     return true;
   }
   return false;
+}
+
+std::uint32_t mark_exported(CUdeviceptr base, std::uint64_t id, std::uint32_t slot) noexcept {
+  const Guard guard(lock);
+  Map& blocks = tables().blocks;
+  const auto found = blocks.find(base);
+  if (found == blocks.end() || found->second.id != id) return 0;
+  if (found->second.export_slot == 0) found->second.export_slot = slot;
+  return found->second.export_slot;
+}
+
+void insert_opened(const Block& block) noexcept {
+  const Guard guard(lock);
+  Block& record = tables().opened.insert_or_assign(block.mapping.base, block).first->second;
+  if (record.id == 0) record.id = next_id.fetch_add(1, std::memory_order_relaxed);
+}
+
+void remove_opened(const Block& block) noexcept {
+  const Guard guard(lock);
+  tables().opened.erase(block.mapping.base);
 }
 
 void insert_slab(CUdeviceptr base, std::uint64_t bytes) noexcept {

@@ -24,6 +24,8 @@ struct Block {
   Slab* slab = nullptr;     // vmm blocks that share one
   std::uint64_t id = 0;     // never given twice in this process; registry::insert assigns it
   bool sync_memops = false;  // what the program set; VMM memory itself cannot keep it
+  bool opened = false;       // another process's, opened by IPC: not to be freed, only closed
+  std::uint32_t export_slot = 0;  // where src/sharing/ keeps its IPC handle; 0: it has none
 };
 
 // What an address is to the host program. A hole is memory of kvshim's that no live block covers:
@@ -45,6 +47,14 @@ bool set_sync_memops(CUdeviceptr address, bool on) noexcept;
 // Removes some block of `owner` and copies it out. False when it has none.
 bool take_any_of(const Owner& owner, Block* out) noexcept;
 std::uint64_t size() noexcept;
+
+// The block at `base` with this id has an IPC handle from now on. Returns the slot that its record
+// has then (an earlier one wins), 0 where the block is gone.
+std::uint32_t mark_exported(CUdeviceptr base, std::uint64_t id, std::uint32_t slot) noexcept;
+
+// Blocks opened by IPC, known by their whole mapping. find() knows them, take() does not.
+void insert_opened(const Block& block) noexcept;
+void remove_opened(const Block& block) noexcept;
 
 // The ranges of slabs, so that holes in them are known.
 void insert_slab(CUdeviceptr base, std::uint64_t bytes) noexcept;

@@ -2,11 +2,20 @@
 #include "memory/release.h"
 
 #include "driver/functions.h"
+#include "memory/listener.h"
 #include "memory/owner.h"
 
 namespace kvshim {
 
-CUresult release(const Block& block) noexcept {
+void withdraw_handle(Block* block) noexcept {
+  if (block->export_slot == 0) return;
+  listener.load(std::memory_order_acquire)->released(*block);
+  block->export_slot = 0;
+}
+
+CUresult release(const Block& given) noexcept {
+  Block block = given;
+  withdraw_handle(&block);
   if (block.kind != Kind::vmm) return driver::cuMemFree_v2(block.base);
   if (block.slab != nullptr) {
     block.owner->slabs().free({block.base, block.slab}, block.bytes);

@@ -41,6 +41,9 @@ struct Counters {
   Bypass pool_large;   // those of them at and over the threshold
   Bypass own_managed;  // the host's cuMemAllocManaged
   Bypass unseen;       // cuMemAlloc memory that was freed here and allocated past us
+  Count ipc_exports{0};  // blocks that got an IPC handle
+  Count ipc_imports{0};  // blocks of other processes that were opened, second opens not counted
+  Count ipc_refused{0};  // handles that could not be opened
   Count zero_bytes{0};  // placed and zeroed by the CPU at allocation
   Count zero_us{0};
   Count memset_calls{0};  // cuMemset* done by the CPU
@@ -61,7 +64,7 @@ inline bool anything_happened() noexcept {
   for (const KindCounters& kind : counters.kinds) {
     if (busy(kind.blocks)) return true;
   }
-  return busy(counters.own_vmm.calls) || busy(counters.pool.calls) ||
+  return busy(counters.ipc_imports) || busy(counters.own_vmm.calls) || busy(counters.pool.calls) ||
          busy(counters.own_managed.calls) || busy(counters.out_of_memory);
 }
 

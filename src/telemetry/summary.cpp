@@ -93,6 +93,13 @@ void devices(Page& page) {
   });
 }
 
+void shared(Page& page) {
+  const std::uint64_t refused = get(counters.ipc_refused);
+  if (get(counters.ipc_exports) + get(counters.ipc_imports) + refused == 0) return;
+  page.line("  legacy IPC: {} blocks given out, {} opened from other processes, {} refused",
+            get(counters.ipc_exports), get(counters.ipc_imports), refused);
+}
+
 void bypassed(Page& page) {
   if (get(counters.own_vmm.calls) != 0) {
     page.line("  bypassed kvshim: {} in {} cuMemCreate calls of the program itself",
@@ -139,6 +146,7 @@ void write_summary() {
   kinds(page);
   times(page);
   devices(page);
+  shared(page);
   bypassed(page);
   troubles(page);
   page.write();
