@@ -52,9 +52,8 @@ bool same_offer(const Offer& a, const Offer& b) noexcept { return memcmp(&a, &b,
 
 // `blocked` here means: try the socket.
 Fetched take(const IpcHandle& handle, Offer* offer, int* fd, const char** why) noexcept {
-  const std::uint64_t start = start_time(handle.pid);
   *why = "the exporting process has ended";
-  if (start != 0 && handle.start != 0 && start != handle.start) return Fetched::gone;
+  if (has_ended(handle)) return Fetched::gone;
   const Fd process(syscall(SYS_pidfd_open, handle.pid, 0));
   if (!process.valid()) {
     if (errno == ESRCH) return Fetched::gone;
@@ -144,9 +143,13 @@ Fetched ask(const IpcHandle& handle, Offer* offer, int* fd, const char** why) no
   if (!peer.valid()) return Fetched::blocked;
   CUipcMemHandle raw;
   seal(handle, &raw);
-  if (!is_trusted(peer.get()) ||
-      send(peer.get(), &raw, sizeof(raw), MSG_NOSIGNAL | MSG_DONTWAIT) < 0 ||
-      !wait_readable(peer.get(), until)) {
+  if (!is_trusted(peer.get())) {
+    *why = "another user's process has the exporter's address";
+    return Fetched::blocked;
+  }
+  // A send that fails means that it has hung up already: then there is an end to read.
+  send(peer.get(), &raw, sizeof(raw), MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (!wait_readable(peer.get(), until)) {
     *why = "the exporting process does not answer";
     return Fetched::blocked;
   }
@@ -155,8 +158,8 @@ Fetched ask(const IpcHandle& handle, Offer* offer, int* fd, const char** why) no
   const bool understood = receive(peer.get(), &answer, &got);
   Fd memory(got);
   if (!understood) {
-    *why = "the exporting process refused or ended";
-    return Fetched::gone;
+    *why = "the exporting process refused: is it another user's?";
+    return Fetched::blocked;
   }
   const bool with_fd = answer.offer.type != CU_MEM_HANDLE_TYPE_FABRIC;
   if (answer.status != 0 || (with_fd && !memory.valid())) {
@@ -179,7 +182,7 @@ Fetched fetch(const IpcHandle& handle, Offer* offer, int* fd, const char** why) 
     if (taken != Fetched::blocked) return taken;
   }
   const Fetched asked = ask(handle, offer, fd, why);
-  if (asked != Fetched::blocked || !neighbour || start_time(handle.pid) == handle.start) return asked;
+  if (asked != Fetched::blocked || !neighbour || !has_ended(handle)) return asked;
   *why = "the exporting process has ended";  // meanwhile
   return Fetched::gone;
 }

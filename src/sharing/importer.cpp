@@ -8,6 +8,7 @@
 #include "base/lock.h"
 #include "base/log.h"
 #include "base/pool.h"
+#include "driver/capture.h"
 #include "driver/errors.h"
 #include "driver/functions.h"
 #include "memory/kinds/vmm.h"
@@ -159,7 +160,10 @@ CUresult open_first(const IpcHandle& handle, Owner& owner, Block* block) noexcep
   const bool kept = keep(handle, block);
   if (!kept || block->mapping.base != made.base) vmm::destroy(made);
   if (!kept) return CUDA_ERROR_OUT_OF_MEMORY;
-  owner.stock_spare();  // the last close waits
+  {
+    const driver::RelaxedCapture relaxed;  // a native block, which a capture might forbid
+    owner.stock_spare();                   // the last close waits
+  }
   telemetry::counters.ipc_imports.fetch_add(1, std::memory_order_relaxed);
   return CUDA_SUCCESS;
 }

@@ -1,7 +1,9 @@
 // See ipc_handle.h.
 #include "sharing/ipc_handle.h"
 
+#include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <string.h>
 #include <sys/random.h>
 #include <sys/stat.h>
@@ -45,14 +47,27 @@ std::size_t read_text(const char* path, char (&text)[Size]) noexcept {
   return length;
 }
 
-std::uint64_t parse_start(const char* stat) noexcept {
-  // Field 22; the second one, in brackets, may hold anything.
-  const char* at = strrchr(stat, ')');
+struct Status {
+  std::uint64_t start = 0;  // 0: cannot be read
+  bool zombie = false;
+};
+
+Status status_of(std::uint32_t pid) noexcept {
+  char path[32];
+  char text[1024];
+  format_into(path, "/proc/{}/stat", pid);
+  Status status;
+  if (read_text(path, text) == 0) return status;
+  // State is field 3, start field 22; the second one, in brackets, may hold anything.
+  const char* at = strrchr(text, ')');
+  if (at == nullptr || at[1] != ' ') return status;
+  status.zombie = at[2] == 'Z' || at[2] == 'X';
   for (int field = 2; at != nullptr && field < 22; ++field) at = strchr(at + 1, ' ');
-  if (at == nullptr) return 0;
-  std::uint64_t value = 0;
-  for (++at; *at >= '0' && *at <= '9'; ++at) value = value * 10 + static_cast<unsigned>(*at - '0');
-  return value;
+  if (at == nullptr) return status;
+  for (++at; *at >= '0' && *at <= '9'; ++at) {
+    status.start = status.start * 10 + static_cast<unsigned>(*at - '0');
+  }
+  return status;
 }
 
 std::uint64_t random_word() noexcept {
@@ -65,11 +80,12 @@ std::uint64_t random_word() noexcept {
 
 }  // namespace
 
-std::uint64_t start_time(std::uint32_t pid) noexcept {
-  char path[32];
-  char text[1024];
-  format_into(path, "/proc/{}/stat", pid);
-  return read_text(path, text) > 0 ? parse_start(text) : 0;
+bool has_ended(const IpcHandle& handle) noexcept {
+  const auto pid = static_cast<pid_t>(handle.pid);
+  if (pid <= 0 || (kill(pid, 0) != 0 && errno == ESRCH)) return true;
+  const Status status = status_of(handle.pid);
+  return status.zombie ||
+         (status.start != 0 && handle.start != 0 && status.start != handle.start);
 }
 
 IpcHandle self() noexcept {
@@ -81,7 +97,7 @@ IpcHandle self() noexcept {
   me = {};
   me.boot = hash(text, length);
   me.pid = static_cast<std::uint32_t>(getpid());
-  me.start = start_time(me.pid);
+  me.start = status_of(me.pid).start;
   me.nonce = random_word();
   if (stat("/proc/self/ns/pid", &name_space) == 0) {
     me.pid_namespace = static_cast<std::uint32_t>(name_space.st_ino);

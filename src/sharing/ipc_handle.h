@@ -26,8 +26,9 @@ static_assert(sizeof(IpcHandle) == sizeof(CUipcMemHandle));
 // This process, as its handles name it: everything but block, board and slot. Read once.
 IpcHandle self() noexcept;
 
-// When process `pid` started; 0 where it cannot be read.
-std::uint64_t start_time(std::uint32_t pid) noexcept;
+// True when the process of a handle of this pid namespace is known to have ended: nobody has its pid,
+// or somebody who started at another time, or it is only waiting to be reaped.
+bool has_ended(const IpcHandle& handle) noexcept;
 
 enum class Origin : std::uint8_t {
   driver,   // not one of ours: the driver's word

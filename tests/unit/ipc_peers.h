@@ -5,6 +5,7 @@
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -17,6 +18,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "sharing/board.h"
 #include "sharing/ipc.h"
 #include "sharing/ipc_handle.h"
 #include "sim_fixture.h"

@@ -328,6 +328,13 @@ TEST_CASE("an exporter that has ended, or is stopped, is told apart within a sec
           return visit(handle);
         }) == -CUDA_ERROR_INVALID_VALUE);
 
+  const Peer zombie = exporter(4096);
+  handle = zombie.hear<CUipcMemHandle>();
+  kill(zombie.pid(), SIGKILL);
+  siginfo_t ended;
+  waitid(P_PID, static_cast<id_t>(zombie.pid()), &ended, WEXITED | WNOWAIT);
+  CHECK(in_peer([&] { return visit(handle); }) == -CUDA_ERROR_INVALID_VALUE);
+
   const Peer stopped = exporter(4096);
   handle = stopped.hear<CUipcMemHandle>();
   kill(stopped.pid(), SIGSTOP);
@@ -557,4 +564,93 @@ TEST_CASE("many threads open, use and close one handle, and others are given out
   done = true;
   busy.join();
   CHECK(release(ptr) == CUDA_SUCCESS);
+}
+
+TEST_CASE("other namespaces: another pid namespace goes over the socket, none open says so at once") {
+  const Sharing sharing;
+  const CUdeviceptr ptr = block(4096);
+  set_word(ptr, 4711);
+  const CUipcMemHandle handle = handle_of(ptr);
+  if (in_peer([] { return unshare(CLONE_NEWNET | CLONE_NEWPID) == 0 ? 0ll : 1ll; }) != 0) {
+    WARN("namespaces cannot be made here");
+  } else {
+    // The grandchild lives in the new pid namespace, where the exporter's pid means somebody else.
+    const auto grandchild = [&](int spaces) {
+      return in_peer([&, spaces]() -> long long {
+        if (unshare(spaces) != 0) return 1;
+        const std::uint64_t start = clock_us();
+        const long long answer = in_peer([&] { return visit(handle); });
+        return seconds_since(start) < 1.5 ? answer : 0;
+      });
+    };
+    CHECK(grandchild(CLONE_NEWPID) == 4711);
+    CHECK(grandchild(CLONE_NEWPID | CLONE_NEWNET) == -CUDA_ERROR_NOT_PERMITTED);
+    CHECK(in_peer([&]() -> long long {
+            if (unshare(CLONE_NEWNET) != 0) return 1;
+            return visit(handle);  // pidfd_getfd does not mind
+          }) == 4711);
+  }
+  CHECK(release(ptr) == CUDA_SUCCESS);
+}
+
+TEST_CASE("another user's process gets nothing, by either way") {
+  const Sharing sharing;
+  if (geteuid() != 0) {
+    WARN("only root can become somebody else");
+    return;
+  }
+  const CUdeviceptr ptr = block(4096);
+  const CUipcMemHandle handle = handle_of(ptr);
+  CHECK(in_peer([&]() -> long long {
+          if (setresuid(65534, 65534, 65534) != 0) return 1;
+          return visit(handle);
+        }) == -CUDA_ERROR_NOT_PERMITTED);
+  CHECK(release(ptr) == CUDA_SUCCESS);
+}
+
+TEST_CASE("no lock is held while the driver exports or imports") {
+  const Sharing sharing;
+  const CUdeviceptr ready = block(3 * kMiB2);
+  const CUipcMemHandle handle = handle_of(ready);
+  const CUdeviceptr ptr = block(3 * kMiB2);
+  kvsim_hold("cuMemExportToShareableHandle");
+  std::thread exporting([&] {
+    cuCtxSetCurrent(sharing.context);
+    CUipcMemHandle none{};
+    get(&none, ptr);
+  });
+  while (kvsim_waiting("cuMemExportToShareableHandle") == 0) usleep(100);
+  CHECK(same(handle_of(ready), handle));
+  CHECK(in_peer([&] {
+          kvsim_release("cuMemExportToShareableHandle");
+          return visit(handle);
+        }) >= 0);
+  CHECK(in_peer([&] {
+          kvsim_release("cuMemExportToShareableHandle");
+          forbid(kPidfd, EPERM);
+          return visit(handle);
+        }) >= 0);
+  CHECK(release(ready) == CUDA_SUCCESS);
+  kvsim_release("cuMemExportToShareableHandle");
+  exporting.join();
+  CHECK(release(ptr) == CUDA_SUCCESS);
+  CHECK(kvsim_gate_timeouts() == 0);
+}
+
+TEST_CASE("when every line of the board is taken, the next handle is out of memory, until one is free") {
+  const Sharing sharing;
+  std::vector<CUdeviceptr> blocks;
+  CUipcMemHandle handle{};
+  for (;;) {
+    blocks.push_back(block(256));
+    if (const long long code = get(&handle, blocks.back())) {
+      CHECK(code == CUDA_ERROR_OUT_OF_MEMORY);
+      break;
+    }
+    REQUIRE(blocks.size() < 2 * sharing::kLines);
+  }
+  CHECK(blocks.size() == sharing::kLines);  // the first line stands for "none"
+  REQUIRE(release(blocks.front()) == CUDA_SUCCESS);
+  CHECK(get(&handle, blocks.back()) == 0);
+  for (std::size_t i = 1; i < blocks.size(); ++i) REQUIRE(release(blocks[i]) == CUDA_SUCCESS);
 }
