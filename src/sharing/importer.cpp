@@ -185,8 +185,10 @@ CUresult open_current(const IpcHandle* handle, unsigned flags, CUdeviceptr* out)
   if (!open_again(*handle, &block)) {
     code = open_first(*handle, *owner, &block);
     if (code != CUDA_SUCCESS) return code;
-  } else if (&block.owner->device() != &owner->device()) {
-    give_access(block.mapping, owner->device().ordinal());
+  } else if (&block.owner->device() != &owner->device() &&
+             give_access(block.mapping, owner->device().ordinal()) != CUDA_SUCCESS) {
+    close_opened(block.base, &code);
+    return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
   }
   *out = block.base;
   return CUDA_SUCCESS;

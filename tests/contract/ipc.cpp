@@ -71,6 +71,20 @@ SCENE("ipc_peer", ipc_peer) {
       answer = cu.cuMemGetAddressRange(&base, &bytes, ptrs[0]) == CUDA_SUCCESS && base == ptrs[0]
                    ? static_cast<long long>(bytes)
                    : -3;
+    } else if (word == "attribute") {
+      int which = 0;
+      unsigned long long value = 0;
+      std::cin >> which;
+      const CUresult code = cu.cuPointerGetAttribute(
+          &value, static_cast<CUpointer_attribute>(which), ptrs[0]);
+      CUcontext current = nullptr;
+      cu.cuCtxGetCurrent(&current);
+      if (which == CU_POINTER_ATTRIBUTE_CONTEXT) {
+        value = value == reinterpret_cast<std::uintptr_t>(current);
+      } else if (which == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR) {
+        value = value == ptrs[0];
+      }
+      answer = code == CUDA_SUCCESS ? static_cast<long long>(value) : -code;
     } else if (word == "sum") {
       std::uint64_t words = 0;
       std::cin >> words;
@@ -173,6 +187,25 @@ CHECK_CASE_SIZES("ipc", "what a peer opened it can neither free nor export: both
   EXPECT_EQ(ask(peer, "free"), 1);
   EXPECT_EQ(ask(peer, "reexport"), 1);
   EXPECT_EQ(ask(peer, "close"), 0);
+}
+
+CHECK_CASE("ipc", "what the attributes say of memory that a peer opened", plain | observes) {
+  const Block block(medium_size().bytes);
+  CUipcMemHandle handle{};
+  CALL(cu.cuIpcGetMemHandle(&handle, block));
+  Process peer("ipc_peer");
+  EXPECT_EQ(ask(peer, "open " + to_text(handle)), 0);
+  const auto attribute = [&](CUpointer_attribute which) {
+    return ask(peer, "attribute " + std::to_string(which));
+  };
+  observe("memory type", attribute(CU_POINTER_ATTRIBUTE_MEMORY_TYPE));
+  observe("the opener's context", attribute(CU_POINTER_ATTRIBUTE_CONTEXT));
+  observe("can be shared on", attribute(CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE) & 0xff);
+  observe("handle types", attribute(CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES));
+  observe("starts where it was opened", attribute(CU_POINTER_ATTRIBUTE_RANGE_START_ADDR));
+  observe("bytes", attribute(CU_POINTER_ATTRIBUTE_RANGE_SIZE));
+  observe("managed", attribute(CU_POINTER_ATTRIBUTE_IS_MANAGED));
+  observe("device", attribute(CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL));
 }
 
 CHECK_CASE_SIZES("ipc", "the exporting process itself cannot open the handle: 201", kDiffers) {

@@ -608,6 +608,39 @@ TEST_CASE("another user's process gets nothing, by either way") {
   CHECK(release(ptr) == CUDA_SUCCESS);
 }
 
+TEST_CASE("a block of another device: access for both where they reach each other, 217 where not") {
+  const Sharing sharing;
+  const CUdeviceptr ptr = block(3 * kMiB2);
+  set_word(ptr, 4711);
+  const CUipcMemHandle handle = handle_of(ptr);
+  const auto on_device_1 = [&](bool p2p) -> long long {
+    CUcontext second = nullptr;
+    CUdeviceptr out = 5;
+    kvsim_set_p2p(1, 0, p2p);
+    if (cuDevicePrimaryCtxRetain(&second, 1) != 0 || cuCtxSetCurrent(second) != 0) return -1;
+    const Traces before;
+    const long long code = open(&out, handle);
+    if (code != 0) return Traces() == before && out == 5 ? code : -2;
+    int devices[4];
+    if (kvsim_access_list(out, devices, 4) != 2) return -3;
+    return word_at(out) == 4711 && close_opened(out) == 0 ? 0 : -4;
+  };
+  CHECK(in_peer([&] { return on_device_1(true); }) == 0);
+  CHECK(in_peer([&] { return on_device_1(false); }) == CUDA_ERROR_PEER_ACCESS_UNSUPPORTED);
+  CHECK(in_peer([&]() -> long long {
+          CUdeviceptr first = 0, second = 0;
+          CUcontext other = nullptr;
+          if (open(&first, handle) != 0) return 1;
+          cuDevicePrimaryCtxRetain(&other, 1);
+          cuCtxSetCurrent(other);
+          if (open(&second, handle) != 0 || first != second) return 2;
+          int devices[4];
+          if (kvsim_access_list(first, devices, 4) != 2) return 3;
+          return close_opened(first) != 0 || close_opened(second) != 0;
+        }) == 0);
+  CHECK(release(ptr) == CUDA_SUCCESS);
+}
+
 TEST_CASE("no lock is held while the driver exports or imports") {
   const Sharing sharing;
   const CUdeviceptr ready = block(3 * kMiB2);

@@ -76,6 +76,7 @@ TEST_CASE("an empty environment gives the documented defaults") {
   CHECK(options.large == Kind::managed);
   CHECK(options.small == Kind::vmm);
   CHECK(options.async == AsyncPolicy::native);
+  CHECK(options.ipc == IpcPolicy::emulate);
   CHECK(options.handle == HandleChoice::automatic);
   CHECK(options.zero_threads == 0u);
   CHECK(options.memset == MemsetBy::cpu);
@@ -156,6 +157,9 @@ TEST_CASE("KVSHIM_ASYNC, KVSHIM_MEMSET and KVSHIM_HANDLE take their words only")
   takes("KVSHIM_ASYNC", &Options::async, "native", AsyncPolicy::native);
   takes("KVSHIM_ASYNC", &Options::async, "route", AsyncPolicy::route);
   refuses("KVSHIM_ASYNC", &Options::async, {"", "1", "routed", "managed"});
+  takes("KVSHIM_IPC", &Options::ipc, "emulate", IpcPolicy::emulate);
+  takes("KVSHIM_IPC", &Options::ipc, "OFF", IpcPolicy::off);
+  refuses("KVSHIM_IPC", &Options::ipc, {"", "0", "1", "native"});
   takes("KVSHIM_MEMSET", &Options::memset, "cpu", MemsetBy::cpu);
   takes("KVSHIM_MEMSET", &Options::memset, "device", MemsetBy::device);
   refuses("KVSHIM_MEMSET", &Options::memset, {"", "gpu", "host"});
