@@ -47,6 +47,11 @@ constexpr Word<AsyncPolicy> kAsyncs[] = {
     {"native", AsyncPolicy::native},
     {"route", AsyncPolicy::route},
 };
+constexpr Word<PeerPolicy> kPeers[] = {
+    {"auto", PeerPolicy::automatic},
+    {"enabled", PeerPolicy::enabled},
+    {"off", PeerPolicy::off},
+};
 constexpr Word<HandleChoice> kHandles[] = {
     {"auto", HandleChoice::automatic},
     {"fabric", HandleChoice::fabric},
@@ -68,6 +73,9 @@ constexpr const auto& words_of(const MemsetBy*) {
 }
 constexpr const auto& words_of(const AsyncPolicy*) {
   return kAsyncs;
+}
+constexpr const auto& words_of(const PeerPolicy*) {
+  return kPeers;
 }
 constexpr const auto& words_of(const HandleChoice*) {
   return kHandles;

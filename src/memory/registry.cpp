@@ -8,6 +8,7 @@
 
 #include "base/lock.h"
 #include "base/pool.h"
+#include "memory/owner.h"
 
 namespace kvshim::registry {
 
@@ -36,10 +37,13 @@ struct PoolAllocator {
 using Map = std::map<CUdeviceptr, Block, std::less<CUdeviceptr>,
                      PoolAllocator<std::pair<const CUdeviceptr, Block>>>;
 
+using SlabMap = std::map<CUdeviceptr, MappedRange, std::less<CUdeviceptr>,
+                         PoolAllocator<std::pair<const CUdeviceptr, MappedRange>>>;
+
 // Built on first use, never destroyed: foreign constructors come before us, destructors after.
 struct Tables {
   Map blocks;
-  Map slabs;
+  SlabMap slabs;
 };
 constinit std::atomic<bool> built{false};
 alignas(Tables) constinit unsigned char storage[sizeof(Tables)] = {};
@@ -54,9 +58,27 @@ Tables& tables() noexcept {  // with the lock held
 }
 
 // The record that starts at or before `address`, or NULL.
-Block* before(Map& map, CUdeviceptr address) noexcept {
+template <typename AnyMap>
+typename AnyMap::mapped_type* before(AnyMap& map, CUdeviceptr address) noexcept {
   auto after = map.upper_bound(address);
   return after == map.begin() ? nullptr : &(--after)->second;
+}
+
+// The bounds of all vmm ranges so far. They only grow: a range that is gone may still be asked about.
+constinit std::atomic<CUdeviceptr> lowest{~CUdeviceptr{0}};
+constinit std::atomic<CUdeviceptr> highest{0};
+
+void cover(CUdeviceptr base, std::uint64_t bytes) noexcept {  // with the lock held
+  if (base < lowest.load(std::memory_order_relaxed)) {
+    lowest.store(base, std::memory_order_relaxed);
+  }
+  if (base + bytes > highest.load(std::memory_order_relaxed)) {
+    highest.store(base + bytes, std::memory_order_relaxed);
+  }
+}
+
+MappedRange range_of(const Block& block) noexcept {
+  return {block.mapping.base, block.mapping.bytes, block.owner->device().ordinal()};
 }
 
 Block* block_at(CUdeviceptr address) noexcept {
@@ -78,6 +100,7 @@ void insert(const Block& block) noexcept {
   const Guard guard(lock);
   Block& record = tables().blocks.insert_or_assign(block.base, block).first->second;
   if (record.id == 0) record.id = next_id.fetch_add(1, std::memory_order_relaxed);
+  if (block.mapping.bytes != 0) cover(block.mapping.base, block.mapping.bytes);
 }
 
 bool take(CUdeviceptr base, Block* out) noexcept {
@@ -99,7 +122,7 @@ Place find(CUdeviceptr address, Block* out) noexcept {
     }
     if (address - block->base < block->mapping.bytes) return Place::hole;
   }
-  const Block* slab = before(tables().slabs, address);
+  const MappedRange* slab = before(tables().slabs, address);
   return slab != nullptr && address - slab->base < slab->bytes ? Place::hole : Place::foreign;
 }
 
@@ -122,17 +145,53 @@ bool take_any_of(const Owner& owner, Block* out) noexcept {
   return false;
 }
 
-void insert_slab(CUdeviceptr base, std::uint64_t bytes) noexcept {
-  Block slab;
-  slab.base = base;
-  slab.bytes = bytes;
+void insert_slab(CUdeviceptr base, std::uint64_t bytes, CUdevice device) noexcept {
   const Guard guard(lock);
-  tables().slabs.insert_or_assign(base, slab);
+  tables().slabs.insert_or_assign(base, MappedRange{base, bytes, device});
+  cover(base, bytes);
 }
 
 void remove_slab(CUdeviceptr base) noexcept {
   const Guard guard(lock);
   tables().slabs.erase(base);
+}
+
+bool may_be_vmm(CUdeviceptr address) noexcept {
+  return address >= lowest.load(std::memory_order_relaxed) &&
+         address < highest.load(std::memory_order_relaxed);
+}
+
+unsigned mappings_after(CUdeviceptr after, MappedRange* out, unsigned room) noexcept {
+  const Guard guard(lock);
+  Map& blocks = tables().blocks;
+  SlabMap& slabs = tables().slabs;
+  auto block = blocks.upper_bound(after);
+  auto slab = slabs.upper_bound(after);
+  unsigned count = 0;
+  while (count < room) {
+    // Blocks in a slab, native and managed ones have no mapping of their own.
+    while (block != blocks.end() && block->second.mapping.bytes == 0) ++block;
+    if (slab != slabs.end() && (block == blocks.end() || slab->first < block->first)) {
+      out[count++] = (slab++)->second;
+    } else if (block != blocks.end()) {
+      out[count++] = range_of((block++)->second);
+    } else {
+      break;
+    }
+  }
+  return count;
+}
+
+bool is_mapped(const MappedRange& range) noexcept {
+  const auto same = [&](const MappedRange& other) {
+    return other.bytes == range.bytes && other.device == range.device;
+  };
+  const Guard guard(lock);
+  const auto slab = tables().slabs.find(range.base);
+  if (slab != tables().slabs.end()) return same(slab->second);
+  const auto block = tables().blocks.find(range.base);
+  return block != tables().blocks.end() && block->second.mapping.bytes != 0 &&
+         same(range_of(block->second));
 }
 
 std::uint64_t size() noexcept {
@@ -144,6 +203,8 @@ void forget() noexcept {
   lock.renew();
   new (&pool) NodePool<kNodeBytes>;
   built.store(false, std::memory_order_relaxed);
+  lowest.store(~CUdeviceptr{0}, std::memory_order_relaxed);
+  highest.store(0, std::memory_order_relaxed);
 }
 
 }  // namespace kvshim::registry

@@ -26,6 +26,13 @@ struct Block {
   bool sync_memops = false;  // what the program set; VMM memory itself cannot keep it
 };
 
+// A live vmm mapping, of one block or a slab.
+struct MappedRange {
+  CUdeviceptr base = 0;
+  std::uint64_t bytes = 0;  // as mapped
+  CUdevice device = 0;      // whose memory it is
+};
+
 // What an address is to the host program. A hole is memory of kvshim's that no live block covers:
 // the rest of a slab, a freed small block, the rounding behind a large one. The driver thinks it is
 // mapped; to the program it is an address that nobody allocated.
@@ -46,8 +53,18 @@ bool set_sync_memops(CUdeviceptr address, bool on) noexcept;
 bool take_any_of(const Owner& owner, Block* out) noexcept;
 std::uint64_t size() noexcept;
 
+// False for an address outside of everything that vmm blocks and slabs ever covered: host memory in
+// general. Two loads, for calls that are too frequent to look every pointer up.
+bool may_be_vmm(CUdeviceptr address) noexcept;
+
+// Live mappings in the order of their addresses, the first `room` of those behind `after` (0: all).
+// Returns how many; fewer than `room` are the last ones.
+unsigned mappings_after(CUdeviceptr after, MappedRange* out, unsigned room) noexcept;
+// True while exactly this mapping is live.
+bool is_mapped(const MappedRange& range) noexcept;
+
 // The ranges of slabs, so that holes in them are known.
-void insert_slab(CUdeviceptr base, std::uint64_t bytes) noexcept;
+void insert_slab(CUdeviceptr base, std::uint64_t bytes, CUdevice device = 0) noexcept;
 void remove_slab(CUdeviceptr base) noexcept;
 
 void forget() noexcept;  // in a forked child
