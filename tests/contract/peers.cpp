@@ -6,8 +6,6 @@ using namespace contract;
 
 namespace {
 
-constexpr Traits kPeers = needs2 | open("IPC and peers on rerouted memory are not done yet");
-
 void expect_peers() {
   int there = 0, back = 0;
   CALL(cu.cuDeviceCanAccessPeer(&there, first_device(), second_device()));
@@ -53,7 +51,7 @@ CHECK_CASE_SIZES("peers", "a block is freed while the other device is current", 
 
 CHECK_CASE_SIZES("peers",
                  "a kernel on the other device reads a block made before access was enabled",
-                 isolated | kPeers) {
+                 isolated | needs2) {
   expect_peers();
   const Block block(size.bytes);
   const std::size_t words = size.bytes / 4;
@@ -66,7 +64,7 @@ CHECK_CASE_SIZES("peers",
 
 CHECK_CASE_SIZES("peers",
                  "a kernel on the other device reads a block made after access was enabled",
-                 isolated | kPeers) {
+                 isolated | needs2) {
   expect_peers();
   let_second_see_first();
   const Block block(size.bytes);
@@ -77,7 +75,7 @@ CHECK_CASE_SIZES("peers",
   EXPECT_EQ(sum(nullptr, block, words), 4 * words);
 }
 
-CHECK_CASE_SIZES("peers", "a kernel on the other device writes the block", isolated | kPeers) {
+CHECK_CASE_SIZES("peers", "a kernel on the other device writes the block", isolated | needs2) {
   expect_peers();
   let_second_see_first();
   const Block block(size.bytes);
@@ -101,7 +99,7 @@ CHECK_CASE("peers", "enabling twice gives 704, disabling twice gives 705", isola
 }
 
 CHECK_CASE_SIZES("peers", "the copy that finds the devices itself, without peer access",
-                 isolated | kPeers) {
+                 isolated | needs2) {
   const Block here(size.bytes);
   const std::size_t words = size.bytes / 4;
   CALL(cu.cuMemsetD32(here, 5, words));
@@ -114,7 +112,7 @@ CHECK_CASE_SIZES("peers", "the copy that finds the devices itself, without peer 
 }
 
 CHECK_CASE_SIZES("peers", "a device to device copy in a stream, with peer access",
-                 isolated | kPeers) {
+                 isolated | needs2) {
   expect_peers();
   let_second_see_first();
   const Block here(size.bytes);
