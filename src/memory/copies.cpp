@@ -19,22 +19,25 @@ bool only_the_driver(CUstream stream) noexcept {
          status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
-Verdict judge_side(CUdeviceptr address, std::uint64_t bytes) noexcept {
-  if (!registry::may_be_vmm(address)) return Verdict::forward;
-  Block block;
-  switch (registry::find(address, &block)) {
-    case Place::foreign:
-      return Verdict::forward;
-    case Place::hole:
-      return Verdict::refused;
-    case Place::block:
-      break;
-  }
-  if (block.kind != Kind::vmm) return Verdict::forward;  // the driver knows where these end
-  return bytes <= block.bytes - (address - block.base) ? Verdict::ours : Verdict::refused;
+// A stretch of memory that a copy reads or writes; address 0 for one that is not ours to judge.
+struct Stretch {
+  CUdeviceptr start = 0;
+  std::uint64_t bytes = 0;
+};
+
+Verdict judge_spot(const registry::Spot& spot, std::uint64_t bytes) noexcept {
+  if (spot.place == Place::hole) return Verdict::refused;
+  // The driver knows where native and managed blocks end.
+  if (spot.place == Place::foreign || spot.kind != Kind::vmm) return Verdict::forward;
+  return bytes <= spot.left ? Verdict::ours : Verdict::refused;
 }
 
-Verdict both(Verdict a, Verdict b, CUstream stream) noexcept {
+Verdict judge_both(const Stretch& to, const Stretch& from, CUstream stream) noexcept {
+  registry::Spot at_to;
+  registry::Spot at_from;
+  registry::look(to.start, &at_to, from.start, &at_from);
+  const Verdict a = judge_spot(at_to, to.bytes);
+  const Verdict b = judge_spot(at_from, from.bytes);
   const Verdict worse = a > b ? a : b;
   return worse == Verdict::refused && only_the_driver(stream) ? Verdict::forward : worse;
 }
@@ -123,27 +126,30 @@ Retry retry_with(const Side& to, const Side& from, CUstream stream, bool wait, C
   return Retry::done;
 }
 
-// Where a side of a rectangle begins, and the bytes from there to behind its last one. False for
-// memory that is not given by a device pointer, and where that overflows.
-bool extent(CUmemorytype type, CUdeviceptr base, std::size_t x, std::size_t y, std::size_t pitch,
-            const CUDA_MEMCPY2D& what, CUdeviceptr* start, std::uint64_t* bytes) noexcept {
-  if (type != CU_MEMORYTYPE_DEVICE && type != CU_MEMORYTYPE_UNIFIED) return false;
+// A side of a rectangle, from its first byte to behind its last one. Nothing for memory that is not
+// given by a device pointer, and where that overflows.
+Stretch stretch(CUmemorytype type, CUdeviceptr base, std::size_t x, std::size_t y, std::size_t pitch,
+                const CUDA_MEMCPY2D& what) noexcept {
+  if (type != CU_MEMORYTYPE_DEVICE && type != CU_MEMORYTYPE_UNIFIED) return {};
+  Stretch side;
   std::uint64_t above = 0;
   std::uint64_t rows = 0;
-  return !__builtin_mul_overflow(y, pitch, &above) && !__builtin_add_overflow(above, x, &above) &&
-         !__builtin_add_overflow(base, above, start) &&
-         !__builtin_mul_overflow(pitch, what.Height - 1, &rows) &&
-         !__builtin_add_overflow(rows, what.WidthInBytes, bytes);
+  const bool fits = !__builtin_mul_overflow(y, pitch, &above) &&
+                    !__builtin_add_overflow(above, x, &above) &&
+                    !__builtin_add_overflow(base, above, &side.start) &&
+                    !__builtin_mul_overflow(pitch, what.Height - 1, &rows) &&
+                    !__builtin_add_overflow(rows, what.WidthInBytes, &side.bytes);
+  return fits ? side : Stretch{};
 }
 
-bool to_extent(const CUDA_MEMCPY2D& what, CUdeviceptr* start, std::uint64_t* bytes) noexcept {
-  return extent(what.dstMemoryType, what.dstDevice, what.dstXInBytes, what.dstY, what.dstPitch, what,
-                start, bytes);
+Stretch to_side(const CUDA_MEMCPY2D& what) noexcept {
+  return stretch(what.dstMemoryType, what.dstDevice, what.dstXInBytes, what.dstY, what.dstPitch,
+                 what);
 }
 
-bool from_extent(const CUDA_MEMCPY2D& what, CUdeviceptr* start, std::uint64_t* bytes) noexcept {
-  return extent(what.srcMemoryType, what.srcDevice, what.srcXInBytes, what.srcY, what.srcPitch, what,
-                start, bytes);
+Stretch from_side(const CUDA_MEMCPY2D& what) noexcept {
+  return stretch(what.srcMemoryType, what.srcDevice, what.srcXInBytes, what.srcY, what.srcPitch,
+                 what);
 }
 
 CUDA_MEMCPY3D_PEER between(const CUDA_MEMCPY2D& what, CUcontext to, CUcontext from) noexcept {
@@ -169,19 +175,18 @@ CUDA_MEMCPY3D_PEER between(const CUDA_MEMCPY2D& what, CUcontext to, CUcontext fr
 
 Verdict judge_ours(const Linear& copy) noexcept {
   if (copy.bytes == 0) return Verdict::forward;
-  return both(judge_side(copy.to, copy.bytes), judge_side(copy.from, copy.bytes), copy.stream);
+  return judge_both({copy.to, copy.bytes}, {copy.from, copy.bytes}, copy.stream);
 }
 
 Verdict judge(const Rectangle& copy) noexcept {
   const CUDA_MEMCPY2D& what = *copy.what;
   if (what.WidthInBytes == 0 || what.Height == 0) return Verdict::forward;
-  CUdeviceptr start = 0;
-  std::uint64_t bytes = 0;
-  const Verdict to =
-      to_extent(what, &start, &bytes) ? judge_side(start, bytes) : Verdict::forward;
-  const Verdict from =
-      from_extent(what, &start, &bytes) ? judge_side(start, bytes) : Verdict::forward;
-  return both(to, from, copy.stream);
+  const Stretch to = to_side(what);
+  const Stretch from = from_side(what);
+  if (!registry::may_be_vmm(to.start) && !registry::may_be_vmm(from.start)) {
+    return Verdict::forward;
+  }
+  return judge_both(to, from, copy.stream);
 }
 
 Retry retry(const Linear& copy, CUresult* result) noexcept {
@@ -200,10 +205,8 @@ Retry retry(const Linear& copy, CUresult* result) noexcept {
 
 Retry retry(const Rectangle& copy, CUresult* result) noexcept {
   const CUDA_MEMCPY2D& what = *copy.what;
-  CUdeviceptr start = 0;
-  std::uint64_t bytes = 0;
-  const Side to = to_extent(what, &start, &bytes) ? side_of(start) : Side{};
-  const Side from = from_extent(what, &start, &bytes) ? side_of(start) : Side{};
+  const Side to = side_of(to_side(what).start);
+  const Side from = side_of(from_side(what).start);
   return retry_with(
       to, from, copy.stream, copy.wait, result,
       [&] {

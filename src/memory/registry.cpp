@@ -77,6 +77,26 @@ void cover(CUdeviceptr base, std::uint64_t bytes) noexcept {  // with the lock h
   }
 }
 
+Place place_at(CUdeviceptr address, const Block** out) noexcept {
+  if (const Block* block = before(tables().blocks, address)) {
+    if (address - block->base < block->bytes) {
+      *out = block;
+      return Place::block;
+    }
+    if (address - block->base < block->mapping.bytes) return Place::hole;
+  }
+  const MappedRange* slab = before(tables().slabs, address);
+  return slab != nullptr && address - slab->base < slab->bytes ? Place::hole : Place::foreign;
+}
+
+Spot spot_at(CUdeviceptr address) noexcept {
+  if (!may_be_vmm(address)) return {};
+  const Block* block = nullptr;
+  const Place place = place_at(address, &block);
+  if (place != Place::block) return {place};
+  return {place, block->kind, block->bytes - (address - block->base)};
+}
+
 MappedRange range_of(const Block& block) noexcept {
   return {block.mapping.base, block.mapping.bytes, block.owner->device().ordinal()};
 }
@@ -115,15 +135,16 @@ bool take(CUdeviceptr base, Block* out) noexcept {
 
 Place find(CUdeviceptr address, Block* out) noexcept {
   const Guard guard(lock);
-  if (const Block* block = before(tables().blocks, address)) {
-    if (address - block->base < block->bytes) {
-      *out = *block;
-      return Place::block;
-    }
-    if (address - block->base < block->mapping.bytes) return Place::hole;
-  }
-  const MappedRange* slab = before(tables().slabs, address);
-  return slab != nullptr && address - slab->base < slab->bytes ? Place::hole : Place::foreign;
+  const Block* block = nullptr;
+  const Place place = place_at(address, &block);
+  if (place == Place::block) *out = *block;
+  return place;
+}
+
+void look(CUdeviceptr a, Spot* at_a, CUdeviceptr b, Spot* at_b) noexcept {
+  const Guard guard(lock);
+  *at_a = spot_at(a);
+  *at_b = spot_at(b);
 }
 
 bool set_sync_memops(CUdeviceptr address, bool on) noexcept {

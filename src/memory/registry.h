@@ -57,6 +57,15 @@ std::uint64_t size() noexcept;
 // general. Two loads, for calls that are too frequent to look every pointer up.
 bool may_be_vmm(CUdeviceptr address) noexcept;
 
+// What lies at an address, for callers that need no whole record.
+struct Spot {
+  Place place = Place::foreign;
+  Kind kind = Kind::native;
+  std::uint64_t left = 0;  // bytes from the address to the end of the block
+};
+// Two addresses under one lock.
+void look(CUdeviceptr a, Spot* at_a, CUdeviceptr b, Spot* at_b) noexcept;
+
 // Live mappings in the order of their addresses, the first `room` of those behind `after` (0: all).
 // Returns how many; fewer than `room` are the last ones.
 unsigned mappings_after(CUdeviceptr after, MappedRange* out, unsigned room) noexcept;
