@@ -48,6 +48,11 @@ constexpr Word<AsyncPolicy> kAsyncs[] = {
     {"route", AsyncPolicy::route},
 };
 constexpr Word<IpcPolicy> kIpcs[] = {{"emulate", IpcPolicy::emulate}, {"off", IpcPolicy::off}};
+constexpr Word<PeerPolicy> kPeers[] = {
+    {"auto", PeerPolicy::automatic},
+    {"enabled", PeerPolicy::enabled},
+    {"off", PeerPolicy::off},
+};
 constexpr Word<HandleChoice> kHandles[] = {
     {"auto", HandleChoice::automatic},
     {"fabric", HandleChoice::fabric},
@@ -72,6 +77,9 @@ constexpr const auto& words_of(const AsyncPolicy*) {
 }
 constexpr const auto& words_of(const IpcPolicy*) {
   return kIpcs;
+}
+constexpr const auto& words_of(const PeerPolicy*) {
+  return kPeers;
 }
 constexpr const auto& words_of(const HandleChoice*) {
   return kHandles;

@@ -16,6 +16,7 @@ KVSHIM_DRIVER_FUNCTION(cuCtxGetDevice, CUdevice*);
 KVSHIM_DRIVER_FUNCTION(cuCtxGetId, CUcontext, unsigned long long*);
 KVSHIM_DRIVER_FUNCTION(cuCtxPushCurrent_v2, CUcontext);
 KVSHIM_DRIVER_FUNCTION(cuCtxPopCurrent_v2, CUcontext*);
+KVSHIM_DRIVER_FUNCTION(cuDeviceCanAccessPeer, int*, CUdevice, CUdevice);
 KVSHIM_DRIVER_FUNCTION(cuDeviceGetAttribute, int*, CUdevice_attribute, CUdevice);
 KVSHIM_DRIVER_FUNCTION(cuDevicePrimaryCtxGetState, CUdevice, unsigned*, int*);
 KVSHIM_DRIVER_FUNCTION(cuDevicePrimaryCtxRelease_v2, CUdevice);
@@ -52,8 +53,16 @@ KVSHIM_DRIVER_FUNCTION(cuMemImportFromShareableHandle, CUmemGenericAllocationHan
                        CUmemAllocationHandleType);
 KVSHIM_DRIVER_FUNCTION(cuMemGetAllocationPropertiesFromHandle, CUmemAllocationProp*,
                        CUmemGenericAllocationHandle);
+KVSHIM_DRIVER_FUNCTION(cuMemcpyAsync, CUdeviceptr, CUdeviceptr, std::size_t, CUstream);
+KVSHIM_DRIVER_FUNCTION(cuMemcpy2DAsync_v2, const CUDA_MEMCPY2D*, CUstream);
+KVSHIM_DRIVER_FUNCTION(cuMemcpy3DPeerAsync, const CUDA_MEMCPY3D_PEER*, CUstream);
+KVSHIM_DRIVER_FUNCTION(cuMemcpyPeerAsync, CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, std::size_t,
+                       CUstream);
+KVSHIM_DRIVER_FUNCTION(cuPointerGetAttribute, void*, CUpointer_attribute, CUdeviceptr);
+KVSHIM_DRIVER_FUNCTION(cuStreamGetCtx, CUstream, CUcontext*);
 KVSHIM_DRIVER_FUNCTION(cuStreamIsCapturing, CUstream, CUstreamCaptureStatus*);
 KVSHIM_DRIVER_FUNCTION(cuStreamSynchronize, CUstream);
+KVSHIM_DRIVER_FUNCTION(cuStreamWaitEvent, CUstream, CUevent, unsigned);
 KVSHIM_DRIVER_FUNCTION(cuThreadExchangeStreamCaptureMode, CUstreamCaptureMode*);
 
 #undef KVSHIM_DRIVER_FUNCTION

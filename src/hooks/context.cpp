@@ -1,5 +1,5 @@
 // The end of a context: natively its memory goes with it, so kvshim's blocks do.
-#include "driver/functions.h"
+#include "driver/contexts.h"
 #include "hooks/hook.h"
 
 using namespace kvshim;
@@ -17,20 +17,6 @@ CUresult destroy(CUcontext context, Real real) {
   return code;
 }
 
-// The primary context of a device if it exists. Asking retains it, so only where it is active: a
-// retain would otherwise create it.
-CUcontext primary(CUdevice device) {
-  unsigned flags = 0;
-  int active = 0;
-  CUcontext context = nullptr;
-  if (driver::cuDevicePrimaryCtxGetState(device, &flags, &active) != CUDA_SUCCESS || active == 0) {
-    return nullptr;
-  }
-  if (driver::cuDevicePrimaryCtxRetain(&context, device) != CUDA_SUCCESS) return nullptr;
-  driver::cuDevicePrimaryCtxRelease_v2(device);
-  return context;
-}
-
 bool is_active(CUdevice device) {
   unsigned flags = 0;
   int active = 0;
@@ -42,7 +28,7 @@ template <typename Real>
 CUresult release(CUdevice device, Real real) {
   const Reentry guard;
   if (pass_through(guard)) return real();
-  Owner* owner = engine::before_destroy(primary(device));
+  Owner* owner = engine::before_destroy(driver::primary_context(device));
   const CUresult code = real();
   if (code == CUDA_SUCCESS && owner != nullptr && !is_active(device)) engine::after_destroy(owner);
   return code;
@@ -67,9 +53,9 @@ KVSHIM_HOOK_DEF CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
 }
 
 KVSHIM_HOOK_DEF CUresult cuDevicePrimaryCtxReset(CUdevice device) {
-  return destroy(primary(device), [&] { return real::cuDevicePrimaryCtxReset(device); });
+  return destroy(driver::primary_context(device), [&] { return real::cuDevicePrimaryCtxReset(device); });
 }
 
 KVSHIM_HOOK_DEF CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
-  return destroy(primary(device), [&] { return real::cuDevicePrimaryCtxReset_v2(device); });
+  return destroy(driver::primary_context(device), [&] { return real::cuDevicePrimaryCtxReset_v2(device); });
 }

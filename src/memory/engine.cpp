@@ -11,10 +11,12 @@
 #include "base/sizes.h"
 #include "driver/device.h"
 #include "driver/errors.h"
+#include "driver/peers.h"
 #include "memory/kinds/managed.h"
 #include "memory/kinds/vmm.h"
 #include "memory/listener.h"
 #include "memory/owner.h"
+#include "memory/peers.h"
 #include "memory/registry.h"
 #include "memory/release.h"
 #include "memory/retired.h"
@@ -35,6 +37,8 @@ void in_forked_child() {
   registry::forget();
   retired::forget();
   owners.forget();
+  peers::forget();
+  driver::forget_peers();
   managed::forget();
   forget_memset_jobs();
   driver::forget_devices();
@@ -135,6 +139,7 @@ CUresult allocate(CUdeviceptr* out, std::size_t bytes) noexcept {
   Owner* owner = nullptr;
   code = owners.current(&owner);
   if (code != CUDA_SUCCESS) return code;
+  peers::use(owner->device().ordinal());
   retired::reap();
 
   const Kind wanted = route(bytes, options());
@@ -153,6 +158,9 @@ CUresult allocate(CUdeviceptr* out, std::size_t bytes) noexcept {
   }
   if (block.kind != Kind::native) owner->stock_spare();
   registry::insert(block);
+  if (block.mapping.bytes != 0) {
+    peers::share({block.mapping.base, block.mapping.bytes, owner->device().ordinal()});
+  }
   counters.kinds[static_cast<unsigned>(block.kind)].add(bytes);
   if (block.kind != wanted) counters.fallbacks.fetch_add(1, std::memory_order_relaxed);
   if (options().threshold != kNever && bytes < options().threshold) note_largest_small(bytes);

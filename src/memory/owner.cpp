@@ -6,7 +6,7 @@
 
 #include <new>
 
-#include "driver/functions.h"
+#include "driver/contexts.h"
 
 namespace kvshim {
 
@@ -16,16 +16,7 @@ namespace {
 
 constexpr std::size_t kSpareBytes = 256;
 
-// Runs `call` with `context` current on this thread and puts back what was current before.
-template <typename Call>
-CUresult within(CUcontext context, Call call) noexcept {
-  CUresult code = driver::cuCtxPushCurrent_v2(context);
-  if (code != CUDA_SUCCESS) return code;
-  code = call();
-  CUcontext popped = nullptr;
-  driver::cuCtxPopCurrent_v2(&popped);
-  return code;
-}
+using driver::within;
 
 bool means_gone(CUresult code) noexcept {
   return code == CUDA_ERROR_INVALID_VALUE || code == CUDA_ERROR_INVALID_CONTEXT ||

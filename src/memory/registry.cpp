@@ -8,6 +8,7 @@
 
 #include "base/lock.h"
 #include "base/pool.h"
+#include "memory/owner.h"
 
 namespace kvshim::registry {
 
@@ -36,11 +37,14 @@ struct PoolAllocator {
 using Map = std::map<CUdeviceptr, Block, std::less<CUdeviceptr>,
                      PoolAllocator<std::pair<const CUdeviceptr, Block>>>;
 
+using SlabMap = std::map<CUdeviceptr, MappedRange, std::less<CUdeviceptr>,
+                         PoolAllocator<std::pair<const CUdeviceptr, MappedRange>>>;
+
 // Built on first use, never destroyed: foreign constructors come before us, destructors after.
 struct Tables {
   Map blocks;
-  Map slabs;
-  Map opened;  // by the base of the mapping
+  SlabMap slabs;
+  Map opened;  // by IPC; by the base of the mapping
 };
 constinit std::atomic<bool> built{false};
 alignas(Tables) constinit unsigned char storage[sizeof(Tables)] = {};
@@ -55,13 +59,58 @@ Tables& tables() noexcept {  // with the lock held
 }
 
 // The record that starts at or before `address`, or NULL.
-Block* before(Map& map, CUdeviceptr address) noexcept {
+template <typename AnyMap>
+typename AnyMap::mapped_type* before(AnyMap& map, CUdeviceptr address) noexcept {
   auto after = map.upper_bound(address);
   return after == map.begin() ? nullptr : &(--after)->second;
 }
 
+// The bounds of all vmm ranges so far. They only grow: a range that is gone may still be asked about.
+constinit std::atomic<CUdeviceptr> lowest{~CUdeviceptr{0}};
+constinit std::atomic<CUdeviceptr> highest{0};
+
+void cover(CUdeviceptr base, std::uint64_t bytes) noexcept {  // with the lock held
+  if (base < lowest.load(std::memory_order_relaxed)) {
+    lowest.store(base, std::memory_order_relaxed);
+  }
+  if (base + bytes > highest.load(std::memory_order_relaxed)) {
+    highest.store(base + bytes, std::memory_order_relaxed);
+  }
+}
+
 bool covers(const Block* block, CUdeviceptr address) noexcept {
   return block != nullptr && address - block->base < block->bytes;
+}
+
+Place place_at(CUdeviceptr address, const Block** out) noexcept {
+  if (const Block* block = before(tables().blocks, address)) {
+    if (address - block->base < block->bytes) {
+      *out = block;
+      return Place::block;
+    }
+    if (address - block->base < block->mapping.bytes) return Place::hole;
+  }
+  const MappedRange* slab = before(tables().slabs, address);
+  if (slab != nullptr && address - slab->base < slab->bytes) return Place::hole;
+  const Block* opened = before(tables().opened, address);
+  if (opened == nullptr || address - opened->mapping.base >= opened->mapping.bytes) {
+    return Place::foreign;
+  }
+  if (address - opened->base >= opened->bytes) return Place::hole;
+  *out = opened;
+  return Place::block;
+}
+
+Spot spot_at(CUdeviceptr address) noexcept {
+  if (!may_be_vmm(address)) return {};
+  const Block* block = nullptr;
+  const Place place = place_at(address, &block);
+  if (place != Place::block) return {place};
+  return {place, block->kind, block->bytes - (address - block->base)};
+}
+
+MappedRange range_of(const Block& block) noexcept {
+  return {block.mapping.base, block.mapping.bytes, block.owner->device().ordinal()};
 }
 
 Block* block_at(CUdeviceptr address) noexcept {
@@ -84,6 +133,7 @@ void insert(const Block& block) noexcept {
   const Guard guard(lock);
   Block& record = tables().blocks.insert_or_assign(block.base, block).first->second;
   if (record.id == 0) record.id = next_id.fetch_add(1, std::memory_order_relaxed);
+  if (block.mapping.bytes != 0) cover(block.mapping.base, block.mapping.bytes);
 }
 
 bool take(CUdeviceptr base, Block* out) noexcept {
@@ -98,21 +148,16 @@ bool take(CUdeviceptr base, Block* out) noexcept {
 
 Place find(CUdeviceptr address, Block* out) noexcept {
   const Guard guard(lock);
-  if (const Block* block = before(tables().blocks, address)) {
-    if (address - block->base < block->bytes) {
-      *out = *block;
-      return Place::block;
-    }
-    if (address - block->base < block->mapping.bytes) return Place::hole;
-  }
-  if (covers(before(tables().slabs, address), address)) return Place::hole;
-  const Block* opened = before(tables().opened, address);
-  if (opened == nullptr || address - opened->mapping.base >= opened->mapping.bytes) {
-    return Place::foreign;
-  }
-  if (!covers(opened, address)) return Place::hole;
-  *out = *opened;
-  return Place::block;
+  const Block* block = nullptr;
+  const Place place = place_at(address, &block);
+  if (place == Place::block) *out = *block;
+  return place;
+}
+
+void look(CUdeviceptr a, Spot* at_a, CUdeviceptr b, Spot* at_b) noexcept {
+  const Guard guard(lock);
+  *at_a = spot_at(a);
+  *at_b = spot_at(b);
 }
 
 bool set_sync_memops(CUdeviceptr address, bool on) noexcept {
@@ -147,6 +192,7 @@ void insert_opened(const Block& block) noexcept {
   const Guard guard(lock);
   Block& record = tables().opened.insert_or_assign(block.mapping.base, block).first->second;
   if (record.id == 0) record.id = next_id.fetch_add(1, std::memory_order_relaxed);
+  cover(block.mapping.base, block.mapping.bytes);
 }
 
 void remove_opened(const Block& block) noexcept {
@@ -154,17 +200,53 @@ void remove_opened(const Block& block) noexcept {
   tables().opened.erase(block.mapping.base);
 }
 
-void insert_slab(CUdeviceptr base, std::uint64_t bytes) noexcept {
-  Block slab;
-  slab.base = base;
-  slab.bytes = bytes;
+void insert_slab(CUdeviceptr base, std::uint64_t bytes, CUdevice device) noexcept {
   const Guard guard(lock);
-  tables().slabs.insert_or_assign(base, slab);
+  tables().slabs.insert_or_assign(base, MappedRange{base, bytes, device});
+  cover(base, bytes);
 }
 
 void remove_slab(CUdeviceptr base) noexcept {
   const Guard guard(lock);
   tables().slabs.erase(base);
+}
+
+bool may_be_vmm(CUdeviceptr address) noexcept {
+  return address >= lowest.load(std::memory_order_relaxed) &&
+         address < highest.load(std::memory_order_relaxed);
+}
+
+unsigned mappings_after(CUdeviceptr after, MappedRange* out, unsigned room) noexcept {
+  const Guard guard(lock);
+  Map& blocks = tables().blocks;
+  SlabMap& slabs = tables().slabs;
+  auto block = blocks.upper_bound(after);
+  auto slab = slabs.upper_bound(after);
+  unsigned count = 0;
+  while (count < room) {
+    // Blocks in a slab, native and managed ones have no mapping of their own.
+    while (block != blocks.end() && block->second.mapping.bytes == 0) ++block;
+    if (slab != slabs.end() && (block == blocks.end() || slab->first < block->first)) {
+      out[count++] = (slab++)->second;
+    } else if (block != blocks.end()) {
+      out[count++] = range_of((block++)->second);
+    } else {
+      break;
+    }
+  }
+  return count;
+}
+
+bool is_mapped(const MappedRange& range) noexcept {
+  const auto same = [&](const MappedRange& other) {
+    return other.bytes == range.bytes && other.device == range.device;
+  };
+  const Guard guard(lock);
+  const auto slab = tables().slabs.find(range.base);
+  if (slab != tables().slabs.end()) return same(slab->second);
+  const auto block = tables().blocks.find(range.base);
+  return block != tables().blocks.end() && block->second.mapping.bytes != 0 &&
+         same(range_of(block->second));
 }
 
 std::uint64_t size() noexcept {
@@ -176,6 +258,8 @@ void forget() noexcept {
   lock.renew();
   new (&pool) NodePool<kNodeBytes>;
   built.store(false, std::memory_order_relaxed);
+  lowest.store(~CUdeviceptr{0}, std::memory_order_relaxed);
+  highest.store(0, std::memory_order_relaxed);
 }
 
 }  // namespace kvshim::registry

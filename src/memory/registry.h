@@ -28,6 +28,13 @@ struct Block {
   std::uint32_t export_slot = 0;  // where src/sharing/ keeps its IPC handle; 0: it has none
 };
 
+// A live vmm mapping, of one block or a slab.
+struct MappedRange {
+  CUdeviceptr base = 0;
+  std::uint64_t bytes = 0;  // as mapped
+  CUdevice device = 0;      // whose memory it is
+};
+
 // What an address is to the host program. A hole is memory of kvshim's that no live block covers:
 // the rest of a slab, a freed small block, the rounding behind a large one. The driver thinks it is
 // mapped; to the program it is an address that nobody allocated.
@@ -55,9 +62,27 @@ std::uint32_t mark_exported(CUdeviceptr base, std::uint64_t id, std::uint32_t sl
 // Blocks opened by IPC, known by their whole mapping. find() knows them, take() does not.
 void insert_opened(const Block& block) noexcept;
 void remove_opened(const Block& block) noexcept;
+// False for an address outside of everything that vmm blocks and slabs ever covered: host memory in
+// general. Two loads, for calls that are too frequent to look every pointer up.
+bool may_be_vmm(CUdeviceptr address) noexcept;
+
+// What lies at an address, for callers that need no whole record.
+struct Spot {
+  Place place = Place::foreign;
+  Kind kind = Kind::native;
+  std::uint64_t left = 0;  // bytes from the address to the end of the block
+};
+// Two addresses under one lock.
+void look(CUdeviceptr a, Spot* at_a, CUdeviceptr b, Spot* at_b) noexcept;
+
+// Live mappings in the order of their addresses, the first `room` of those behind `after` (0: all).
+// Returns how many; fewer than `room` are the last ones.
+unsigned mappings_after(CUdeviceptr after, MappedRange* out, unsigned room) noexcept;
+// True while exactly this mapping is live.
+bool is_mapped(const MappedRange& range) noexcept;
 
 // The ranges of slabs, so that holes in them are known.
-void insert_slab(CUdeviceptr base, std::uint64_t bytes) noexcept;
+void insert_slab(CUdeviceptr base, std::uint64_t bytes, CUdevice device = 0) noexcept;
 void remove_slab(CUdeviceptr base) noexcept;
 
 void forget() noexcept;  // in a forked child

@@ -8,6 +8,7 @@
 #include <new>
 
 #include "base/sizes.h"
+#include "memory/peers.h"
 #include "memory/registry.h"
 
 namespace kvshim {
@@ -168,7 +169,8 @@ CUresult SlabAllocator::allocate(driver::Device& device, std::uint64_t bytes,
     vmm::destroy(mapping);
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
-  registry::insert_slab(mapping.base, mapping.bytes);
+  registry::insert_slab(mapping.base, mapping.bytes, device.ordinal());
+  peers::share({mapping.base, mapping.bytes, device.ordinal()});
   const Guard guard(lock_);
   link(slab);
   ++empty_;

@@ -186,8 +186,7 @@ CHECK_CASE("copies", "within a block, between parts that do not overlap", plain)
   }
 }
 
-CHECK_CASE_SIZES("copies", "one byte past the end is refused",
-                 open("copies are not held to the end of a vmm block yet")) {
+CHECK_CASE_SIZES("copies", "one byte past the end is refused", plain) {
   const Block block(size.bytes);
   std::vector<std::uint8_t> data(64);
   GIVES(1, cu.cuMemcpyHtoD(block.end() - 63, data.data(), 64));

@@ -1,18 +1,18 @@
 // Two devices: memory of cuMemAlloc reaches the other one as soon as peer access is enabled, and
 // is copied between them without any call. The expectation is the native driver's.
+#include <cstring>
+#include <vector>
+
 #include "gpu.h"
 
 using namespace contract;
 
 namespace {
 
-constexpr Traits kPeers = needs2 | open("IPC and peers on rerouted memory are not done yet");
-
 void expect_peers() {
-  int there = 0, back = 0;
-  CALL(cu.cuDeviceCanAccessPeer(&there, first_device(), second_device()));
-  CALL(cu.cuDeviceCanAccessPeer(&back, second_device(), first_device()));
-  if (there == 0 || back == 0) SKIP("the devices cannot access each other");
+  int can = 0;
+  CALL(cu.cuDeviceCanAccessPeer(&can, second_device(), first_device()));
+  if (can == 0) SKIP("the second device cannot access the first one");
 }
 
 // The second device's context is current for the scope.
@@ -53,7 +53,7 @@ CHECK_CASE_SIZES("peers", "a block is freed while the other device is current", 
 
 CHECK_CASE_SIZES("peers",
                  "a kernel on the other device reads a block made before access was enabled",
-                 isolated | kPeers) {
+                 isolated | needs2) {
   expect_peers();
   const Block block(size.bytes);
   const std::size_t words = size.bytes / 4;
@@ -66,7 +66,7 @@ CHECK_CASE_SIZES("peers",
 
 CHECK_CASE_SIZES("peers",
                  "a kernel on the other device reads a block made after access was enabled",
-                 isolated | kPeers) {
+                 isolated | needs2) {
   expect_peers();
   let_second_see_first();
   const Block block(size.bytes);
@@ -77,7 +77,7 @@ CHECK_CASE_SIZES("peers",
   EXPECT_EQ(sum(nullptr, block, words), 4 * words);
 }
 
-CHECK_CASE_SIZES("peers", "a kernel on the other device writes the block", isolated | kPeers) {
+CHECK_CASE_SIZES("peers", "a kernel on the other device writes the block", isolated | needs2) {
   expect_peers();
   let_second_see_first();
   const Block block(size.bytes);
@@ -101,7 +101,7 @@ CHECK_CASE("peers", "enabling twice gives 704, disabling twice gives 705", isola
 }
 
 CHECK_CASE_SIZES("peers", "the copy that finds the devices itself, without peer access",
-                 isolated | kPeers) {
+                 isolated | needs2) {
   const Block here(size.bytes);
   const std::size_t words = size.bytes / 4;
   CALL(cu.cuMemsetD32(here, 5, words));
@@ -114,7 +114,7 @@ CHECK_CASE_SIZES("peers", "the copy that finds the devices itself, without peer 
 }
 
 CHECK_CASE_SIZES("peers", "a device to device copy in a stream, with peer access",
-                 isolated | kPeers) {
+                 isolated | needs2) {
   expect_peers();
   let_second_see_first();
   const Block here(size.bytes);
@@ -127,6 +127,72 @@ CHECK_CASE_SIZES("peers", "a device to device copy in a stream, with peer access
   GIVES(0, cu.cuMemcpyDtoDAsync(there, here, words * 4, stream));
   stream.finish();
   EXPECT(holds_word(there, words, 5));
+}
+
+CHECK_CASE_SIZES("peers", "a device to device copy in a stream, without peer access",
+                 isolated | needs2) {
+  const Block here(size.bytes);
+  const std::size_t words = size.bytes / 4;
+  CALL(cu.cuMemsetD32(here, 5, words));
+  CALL(cu.cuCtxSynchronize());
+  const OnSecond second;
+  const Stream stream;
+  const Block there(size.bytes), back(size.bytes);
+  GIVES(0, cu.cuMemcpyDtoDAsync(there, here, words * 4, stream));
+  GIVES(0, cu.cuMemcpyAsync(back, there, words * 4, stream));
+  fill(stream, there, words, 6);
+  GIVES(0, cu.cuMemcpyAsync(here, there, words * 4, stream));
+  stream.finish();
+  EXPECT(holds_word(back, words, 5));
+  use_primary();
+  EXPECT(holds_word(here, words, 6));
+}
+
+CHECK_CASE_SIZES("peers", "copies between the host and the device that is not current",
+                 isolated | needs2) {
+  const Block here(size.bytes);
+  const OnSecond second;
+  std::vector<std::uint8_t> data = pattern(size.bytes, 3), back(size.bytes);
+  GIVES(0, cu.cuMemcpyHtoD(here, data.data(), size.bytes));
+  GIVES(0, cu.cuMemcpyDtoH(back.data(), here, size.bytes));
+  EXPECT(back == data);
+  const Stream stream;
+  void* pinned = nullptr;
+  CALL(cu.cuMemHostAlloc(&pinned, size.bytes, CU_MEMHOSTALLOC_PORTABLE));
+  std::memset(pinned, 7, size.bytes);
+  GIVES(0, cu.cuMemcpyHtoDAsync(here, pinned, size.bytes, stream));
+  GIVES(0, cu.cuMemcpyDtoHAsync(back.data(), here, size.bytes, stream));
+  stream.finish();
+  EXPECT(back == std::vector<std::uint8_t>(size.bytes, 7));
+  CALL(cu.cuMemFreeHost(pinned));
+}
+
+CHECK_CASE_SIZES("peers", "a rectangle between the devices, without peer access",
+                 isolated | needs2) {
+  const Block here(size.bytes);
+  const auto data = pattern(4096, 8);
+  write_bytes(here, data);
+  const OnSecond second;
+  const Stream stream;
+  const Block there(size.bytes);
+  CUDA_MEMCPY2D copy{};
+  copy.srcMemoryType = copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+  copy.srcDevice = here;
+  copy.dstDevice = there;
+  copy.srcPitch = copy.dstPitch = copy.WidthInBytes = 1024;
+  copy.Height = 4;
+  GIVES(0, cu.cuMemcpy2DAsync(&copy, stream));
+  stream.finish();
+  EXPECT(read_bytes(there, 4096) == data);
+}
+
+CHECK_CASE_SIZES("peers", "past the end of the other device's block is refused",
+                 isolated | needs2) {
+  const Block here(size.bytes);
+  const OnSecond second;
+  const Block there(2 * size.bytes);
+  GIVES(1, cu.cuMemcpyDtoD(there, here, size.bytes + 1));
+  GIVES(1, cu.cuMemcpyDtoD(here + 1, there, size.bytes));
 }
 
 CHECK_CASE_SIZES("peers", "the copy that names both contexts", isolated | needs2) {

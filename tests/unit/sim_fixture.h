@@ -8,9 +8,11 @@
 #include <string>
 
 #include "driver/device.h"
+#include "driver/peers.h"
 #include "memory/engine.h"
 #include "memory/kinds/managed.h"
 #include "memory/owner.h"
+#include "memory/peers.h"
 #include "memory/registry.h"
 #include "memory/retired.h"
 #include "sim.h"
@@ -30,6 +32,8 @@ class Engine {
     kvshim::registry::forget();
     kvshim::retired::forget();
     kvshim::owners.forget();
+    kvshim::peers::forget();
+    kvshim::driver::forget_peers();
     kvshim::managed::forget();
     kvshim::driver::forget_devices();
     kvshim::telemetry::reset();

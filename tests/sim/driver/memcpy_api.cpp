@@ -87,6 +87,24 @@ CUresult rect_async(Api api, const CUDA_MEMCPY2D* c, CUstream s) {
   return describe(c, &what) ? copy(api, what, s, true) : CUDA_ERROR_INVALID_VALUE;
 }
 
+// Of one plane only.
+CUresult rect_peer_async(Api api, const CUDA_MEMCPY3D_PEER* c, CUstream s) {
+  Copy what;
+  if (c == nullptr || c->Depth != 1 || c->srcZ != 0 || c->dstZ != 0) return CUDA_ERROR_INVALID_VALUE;
+  what.to.width = what.from.width = c->WidthInBytes;
+  what.to.height = what.from.height = c->Height;
+  what.peer = true;
+  if (!side(c->srcMemoryType, c->srcHost, c->srcDevice, c->srcPitch, c->srcXInBytes, c->srcY,
+            &what.from, &what.from_side) ||
+      !side(c->dstMemoryType, c->dstHost, c->dstDevice, c->dstPitch, c->dstXInBytes, c->dstY,
+            &what.to, &what.to_side))
+    return CUDA_ERROR_INVALID_VALUE;
+  return copy(api, what, s, true);
+}
+CUresult rect_peer(Api api, const CUDA_MEMCPY3D_PEER* c) {
+  return rect_peer_async(api, c, nullptr);
+}
+
 }  // namespace
 
 KVSIM_TWIN(cuMemcpy, cuMemcpy_ptds, any, (CUdeviceptr d, CUdeviceptr s, size_t n), (d, s, n))
@@ -113,3 +131,6 @@ KVSIM_TWIN(cuMemcpy2D_v2, cuMemcpy2D_v2_ptds, rect, (const CUDA_MEMCPY2D* c), (c
 KVSIM_TWIN(cuMemcpy2DUnaligned_v2, cuMemcpy2DUnaligned_v2_ptds, rect, (const CUDA_MEMCPY2D* c), (c))
 KVSIM_TWIN(cuMemcpy2DAsync_v2, cuMemcpy2DAsync_v2_ptsz, rect_async,
            (const CUDA_MEMCPY2D* c, CUstream h), (c, h))
+KVSIM_TWIN(cuMemcpy3DPeer, cuMemcpy3DPeer_ptds, rect_peer, (const CUDA_MEMCPY3D_PEER* c), (c))
+KVSIM_TWIN(cuMemcpy3DPeerAsync, cuMemcpy3DPeerAsync_ptsz, rect_peer_async,
+           (const CUDA_MEMCPY3D_PEER* c, CUstream h), (c, h))

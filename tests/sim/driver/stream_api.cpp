@@ -22,7 +22,10 @@ Stream* add_stream(Context& context, unsigned flags, int priority) {
 Stream* per_thread_stream(Context& context) {
   auto& mine = this_thread().default_streams;
   for (auto& [owner, stream] : mine) {
-    if (owner == &context && state().streams.count(stream) != 0) return stream;
+    // A stream of a context that was reset is gone, and its address may be another stream's now.
+    if (owner == &context && state().streams.count(stream) != 0 && stream->context == owner &&
+        stream->per_thread)
+      return stream;
   }
   Stream* stream = add_stream(context, CU_STREAM_DEFAULT, 0);
   stream->per_thread = true;

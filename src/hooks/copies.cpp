@@ -1,0 +1,109 @@
+// cuMemcpy of linear memory and of rectangles, in all forms. The driver does the work; see
+// memory/copies.h for what is refused before it and what follows on its refusal.
+#include "hooks/hook.h"
+#include "memory/copies.h"
+
+using namespace kvshim;
+using copies::Linear;
+using copies::Rectangle;
+using copies::Retry;
+using copies::Verdict;
+using driver::StreamZero;
+
+namespace {
+
+template <typename Copy, typename Real>
+CUresult finish(const Copy& copy, Real real) {
+  CUresult code = real();
+  if (code != CUDA_ERROR_INVALID_VALUE) return code;
+  return copies::retry(copy, &code) == Retry::again ? real() : code;
+}
+
+template <typename Copy, typename Real>
+CUresult run(const Copy& copy, Real real) {
+  const Reentry guard;
+  if (pass_through(guard)) return real();
+  switch (copies::judge(copy)) {
+    case Verdict::forward:
+      return real();
+    case Verdict::refused:
+      return CUDA_ERROR_INVALID_VALUE;
+    case Verdict::ours:
+      break;
+  }
+  return finish(copy, real);
+}
+
+template <typename Real>
+CUresult rectangle(const CUDA_MEMCPY2D* what, CUstream stream, StreamZero zero, bool wait,
+                   Real real) {
+  if (what == nullptr) return real();
+  return run(Rectangle{what, driver::resolve_stream(stream, zero), wait}, real);
+}
+
+CUdeviceptr at_side(CUdeviceptr device) {
+  return device;
+}
+CUdeviceptr at_side(const void* host) {
+  return reinterpret_cast<CUdeviceptr>(host);
+}
+
+}  // namespace
+
+// A blocking form with its per-thread twin, and an Async form with its own.
+#define KVSHIM_COPY(name, suffix, To, From)                                                        \
+  KVSHIM_HOOK_DEF CUresult name##suffix(To to, From from, std::size_t bytes) {                     \
+    return run(Linear{at_side(to), at_side(from), bytes, CU_STREAM_LEGACY, true},                  \
+               [&] { return real::name##suffix(to, from, bytes); });                               \
+  }                                                                                                \
+  KVSHIM_HOOK_DEF CUresult name##suffix##_ptds(To to, From from, std::size_t bytes) {              \
+    return run(Linear{at_side(to), at_side(from), bytes, CU_STREAM_PER_THREAD, true},              \
+               [&] { return real::name##suffix##_ptds(to, from, bytes); });                        \
+  }                                                                                                \
+  KVSHIM_HOOK_DEF CUresult name##Async##suffix(To to, From from, std::size_t bytes,                \
+                                               CUstream stream) {                                  \
+    return run(Linear{at_side(to), at_side(from), bytes,                                           \
+                      driver::resolve_stream(stream, StreamZero::legacy), false},                  \
+               [&] { return real::name##Async##suffix(to, from, bytes, stream); });                \
+  }                                                                                                \
+  KVSHIM_HOOK_DEF CUresult name##Async##suffix##_ptsz(To to, From from, std::size_t bytes,         \
+                                                      CUstream stream) {                           \
+    return run(Linear{at_side(to), at_side(from), bytes,                                           \
+                      driver::resolve_stream(stream, StreamZero::per_thread), false},              \
+               [&] { return real::name##Async##suffix##_ptsz(to, from, bytes, stream); });         \
+  }
+
+KVSHIM_COPY(cuMemcpy, , CUdeviceptr, CUdeviceptr)
+KVSHIM_COPY(cuMemcpyHtoD, _v2, CUdeviceptr, const void*)
+KVSHIM_COPY(cuMemcpyDtoH, _v2, void*, CUdeviceptr)
+KVSHIM_COPY(cuMemcpyDtoD, _v2, CUdeviceptr, CUdeviceptr)
+
+KVSHIM_HOOK_DEF CUresult cuMemcpy2D_v2(const CUDA_MEMCPY2D* what) {
+  return rectangle(what, nullptr, StreamZero::legacy, true,
+                   [&] { return real::cuMemcpy2D_v2(what); });
+}
+
+KVSHIM_HOOK_DEF CUresult cuMemcpy2D_v2_ptds(const CUDA_MEMCPY2D* what) {
+  return rectangle(what, nullptr, StreamZero::per_thread, true,
+                   [&] { return real::cuMemcpy2D_v2_ptds(what); });
+}
+
+KVSHIM_HOOK_DEF CUresult cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D* what) {
+  return rectangle(what, nullptr, StreamZero::legacy, true,
+                   [&] { return real::cuMemcpy2DUnaligned_v2(what); });
+}
+
+KVSHIM_HOOK_DEF CUresult cuMemcpy2DUnaligned_v2_ptds(const CUDA_MEMCPY2D* what) {
+  return rectangle(what, nullptr, StreamZero::per_thread, true,
+                   [&] { return real::cuMemcpy2DUnaligned_v2_ptds(what); });
+}
+
+KVSHIM_HOOK_DEF CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D* what, CUstream stream) {
+  return rectangle(what, stream, StreamZero::legacy, false,
+                   [&] { return real::cuMemcpy2DAsync_v2(what, stream); });
+}
+
+KVSHIM_HOOK_DEF CUresult cuMemcpy2DAsync_v2_ptsz(const CUDA_MEMCPY2D* what, CUstream stream) {
+  return rectangle(what, stream, StreamZero::per_thread, false,
+                   [&] { return real::cuMemcpy2DAsync_v2_ptsz(what, stream); });
+}

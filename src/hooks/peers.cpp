@@ -1,0 +1,18 @@
+// Peer access: natively it opens the peer's cuMemAlloc memory, what lives and what comes. Disabling
+// is the driver's alone: access to vmm blocks stays, which no program that follows the rules sees.
+#include "driver/contexts.h"
+#include "hooks/hook.h"
+#include "memory/peers.h"
+
+using namespace kvshim;
+
+KVSHIM_HOOK_DEF CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
+  const Reentry guard;
+  const CUresult code = real::cuCtxEnablePeerAccess(peer, flags);
+  if (pass_through(guard)) return code;
+  // Already enabled may be an earlier call that went past us.
+  if (code == CUDA_SUCCESS || code == CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED) {
+    peers::enable(driver::current_device(), driver::device_of(peer));
+  }
+  return code;
+}

@@ -1,0 +1,51 @@
+// cuMemcpy* on vmm blocks. The driver copies; kvshim adds what it cannot know or will not do:
+//   - the end of a block: the driver checks a copy against the mapping, behind a block in a slab lies
+//     another one, and memory that no live block covers is nobody's to the program;
+//   - another device's block: native memory is copied between devices without any call, by way of the
+//     host if need be, while VMM memory without access for the copying device is refused with 1.
+// While the stream captures the driver alone decides.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstddef>
+
+#include "memory/registry.h"
+
+namespace kvshim::copies {
+
+// A copy of bytes in linear memory, either side device or host.
+struct Linear {
+  CUdeviceptr to;
+  CUdeviceptr from;
+  std::size_t bytes;
+  CUstream stream;  // explicit: resolve_stream()
+  bool wait;        // the blocking forms: a copy to or from the host returns when it is done
+};
+
+// A copy of a rectangle.
+struct Rectangle {
+  const CUDA_MEMCPY2D* what;  // not NULL
+  CUstream stream;
+  bool wait;
+};
+
+enum class Verdict : unsigned char {
+  forward,  // no vmm block in it: the driver's answer stands
+  ours,     // to the driver; if it answers 1, `retry` has more to say
+  refused,  // 1, without asking the driver
+};
+Verdict judge_ours(const Linear& copy) noexcept;
+inline Verdict judge(const Linear& copy) noexcept {
+  if (!registry::may_be_vmm(copy.to) && !registry::may_be_vmm(copy.from)) return Verdict::forward;
+  return judge_ours(copy);
+}
+Verdict judge(const Rectangle& copy) noexcept;
+
+// After the driver has answered 1 to a copy with vmm blocks in it. `again`: ask the driver once more
+// (a device has gained access); `done`: carried out another way, with *result; `stands`: the 1 is right.
+enum class Retry : unsigned char { stands, again, done };
+Retry retry(const Linear& copy, CUresult* result) noexcept;
+Retry retry(const Rectangle& copy, CUresult* result) noexcept;
+
+}  // namespace kvshim::copies
