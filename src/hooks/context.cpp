@@ -11,9 +11,9 @@ template <typename Real>
 CUresult destroy(CUcontext context, Real real) {
   const Reentry guard;
   if (pass_through(guard) || context == nullptr) return real();
-  Owner* owner = engine::before_destroy(context);
+  const engine::Destruction destruction = engine::before_destroy(context);
   const CUresult code = real();
-  if (code == CUDA_SUCCESS) engine::after_destroy(owner);
+  engine::after_destroy(destruction, code == CUDA_SUCCESS);
   return code;
 }
 
@@ -28,9 +28,9 @@ template <typename Real>
 CUresult release(CUdevice device, Real real) {
   const Reentry guard;
   if (pass_through(guard)) return real();
-  Owner* owner = engine::before_destroy(driver::primary_context(device));
+  const engine::Destruction destruction = engine::before_destroy(driver::primary_context(device));
   const CUresult code = real();
-  if (code == CUDA_SUCCESS && owner != nullptr && !is_active(device)) engine::after_destroy(owner);
+  engine::after_destroy(destruction, code == CUDA_SUCCESS && !is_active(device));
   return code;
 }
 

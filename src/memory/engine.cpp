@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "base/options.h"
 #include "base/sizes.h"
+#include "driver/capture.h"
 #include "driver/device.h"
 #include "driver/errors.h"
 #include "driver/peers.h"
@@ -91,22 +92,15 @@ CUresult make(Kind kind, Owner& owner, std::uint64_t bytes, Block* block) noexce
   return driver::cuMemAlloc_v2(&block->base, bytes);
 }
 
-// Room for one more try: what kvshim holds and nobody uses.
-bool make_room() noexcept {
-  const std::uint64_t bytes = retired::reap() + trim();
-  if (bytes == 0) return false;
-  counters.trims.fetch_add(1, std::memory_order_relaxed);
-  log::info("out of memory: gave {} of cached memory back, trying again",
-            format_size(bytes).c_str());
-  return true;
-}
-
 // From the routed kind down to native. A kind that a device lacks falls to the next one; out of
 // memory is tried again once with the cache emptied, and then natively.
 CUresult make_or_fall(Kind wanted, Owner& owner, std::uint64_t bytes, Block* block) noexcept {
   Kind kind = wanted;
   if (kind == Kind::managed) {
-    const CUresult code = make(kind, owner, bytes, block);
+    CUresult code = make(kind, owner, bytes, block);
+    if (code == CUDA_ERROR_OUT_OF_MEMORY && retired::reap_managed() != 0) {
+      code = make(kind, owner, bytes, block);
+    }
     if (code != CUDA_ERROR_NOT_SUPPORTED) return code;
     kind = Kind::vmm;
   }
@@ -116,6 +110,22 @@ CUresult make_or_fall(Kind wanted, Owner& owner, std::uint64_t bytes, Block* blo
       code == CUDA_ERROR_OUT_OF_MEMORY || driver::Device::is_refusal(code);
   if (kind == Kind::vmm && may_fall) code = make(Kind::native, owner, bytes, block);
   return code;
+}
+
+// Hands the block over to wait for the stream's work. The event belongs to the stream's context, which
+// need not be the current one.
+bool retire(const Block& block, CUstream stream) noexcept {
+  CUcontext context = nullptr;
+  const bool own = driver::cuStreamGetCtx(stream, &context) == CUDA_SUCCESS && context != nullptr;
+  if (!own && driver::cuCtxGetCurrent(&context) != CUDA_SUCCESS) return false;
+  const bool pushed = own && driver::cuCtxPushCurrent_v2(context) == CUDA_SUCCESS;
+  CUevent event = nullptr;
+  bool retired = driver::cuEventCreate(&event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS &&
+                 driver::cuEventRecord(event, stream) == CUDA_SUCCESS &&
+                 retired::add(block, event, context);
+  if (!retired && event != nullptr) driver::cuEventDestroy_v2(event);
+  if (pushed) driver::cuCtxPopCurrent_v2(&context);
+  return retired;
 }
 
 void note_largest_small(std::uint64_t bytes) noexcept {
@@ -138,9 +148,11 @@ CUresult allocate(CUdeviceptr* out, std::size_t bytes) noexcept {
   if (code != CUDA_SUCCESS) return code;
   Owner* owner = nullptr;
   code = owners.current(&owner);
+  // A device beyond the table of devices: native memory, unseen.
+  if (code == CUDA_ERROR_NOT_SUPPORTED) return driver::cuMemAlloc_v2(out, bytes);
   if (code != CUDA_SUCCESS) return code;
   peers::use(owner->device().ordinal());
-  retired::reap();
+  retired::reap(nullptr);
 
   const Kind wanted = route(bytes, options());
   Block block;
@@ -195,7 +207,7 @@ bool free(CUdeviceptr ptr, CUresult* result) noexcept {
   counters.kinds[static_cast<unsigned>(block.kind)].remove(block.bytes);
   // Of a block that went with its context the driver says what it natively would.
   *result = gone ? driver::cuMemFree_v2(ptr) : CUDA_SUCCESS;
-  retired::reap();
+  retired::reap(gone ? nullptr : block.owner);
   return true;
 }
 
@@ -217,24 +229,23 @@ bool free_async(CUdeviceptr ptr, CUstream stream, CUresult* result) noexcept {
   }
 
   // A spare native block goes first: its verdict (captures, bad streams, no context) is the answer.
-  CUresult code = block.owner->verdict_async(stream);
-  CUevent event = nullptr;
-  if (code == CUDA_SUCCESS) code = driver::cuEventCreate(&event, CU_EVENT_DISABLE_TIMING);
-  if (code == CUDA_SUCCESS) code = driver::cuEventRecord(event, stream);
-  if (code == CUDA_SUCCESS) withdraw_handle(&block);
-  if (code == CUDA_SUCCESS && !retired::add(block, event)) code = CUDA_ERROR_OUT_OF_MEMORY;
-  if (code != CUDA_SUCCESS) {
-    if (event != nullptr) driver::cuEventDestroy_v2(event);
+  *result = block.owner->verdict_async(stream);
+  if (*result != CUDA_SUCCESS) {
     registry::insert(block);
-  } else {
-    counters.kinds[static_cast<unsigned>(block.kind)].remove(block.bytes);
+    return true;
   }
-  *result = code;
+  counters.kinds[static_cast<unsigned>(block.kind)].remove(block.bytes);
+  withdraw_handle(&block);
+  if (retire(block, stream)) return true;
+  // No event or no record: then at once, when the stream is done. The free itself was accepted.
+  const driver::RelaxedCapture relaxed;
+  driver::cuStreamSynchronize(stream);
+  release(block);
   return true;
 }
 
 CUresult mem_info(std::size_t* free, std::size_t* total) noexcept {
-  retired::reap();
+  retired::reap(nullptr);
   std::size_t real_free = 0;
   std::size_t real_total = 0;
   const CUresult code = driver::cuMemGetInfo_v2(&real_free, &real_total);
@@ -278,20 +289,37 @@ bool set_sync_memops(CUdeviceptr address, bool on) noexcept {
          registry::set_sync_memops(address, on);
 }
 
-Owner* before_destroy(CUcontext context) noexcept { return owners.find(context); }
+Destruction before_destroy(CUcontext context) noexcept {
+  if (context == nullptr) return {};
+  Owner* owner = owners.find(context);
+  return {context, owner, retired::detach(owner, context)};
+}
 
-void after_destroy(Owner* owner) noexcept {
-  if (owner == nullptr) return;
+void after_destroy(const Destruction& destruction, bool destroyed) noexcept {
+  Owner* owner = destruction.owner;
+  if (destroyed && owner != nullptr) owner->end();  // the driver may give its address to a new context
+  retired::settle(destruction.retired, owner, destruction.context, destroyed);
+  if (!destroyed || owner == nullptr) return;
   Block block;
-  while (registry::take_any_of(*owner, &block)) {
+  while (registry::take_next_of(*owner, block.base, &block)) {
     if (block.kind == Kind::vmm) release(block);  // the driver freed native and managed ones
     counters.kinds[static_cast<unsigned>(block.kind)].remove(block.bytes);
   }
-  retired::drop(*owner);
   if (const Listener* sharing = listener.load(std::memory_order_acquire)) {
     sharing->context_gone(*owner);
   }
   owner->abandon();
+}
+
+bool make_room() noexcept {
+  std::uint64_t bytes = retired::reap(nullptr);
+  retired::wait_for_others();  // what they release comes free for us too
+  bytes += trim();
+  if (bytes == 0) return false;
+  counters.trims.fetch_add(1, std::memory_order_relaxed);
+  log::info("out of memory: gave {} of cached memory back, trying again",
+            format_size(bytes).c_str());
+  return true;
 }
 
 std::uint64_t trim() noexcept {

@@ -11,6 +11,7 @@
 #include "driver/functions.h"
 #include "memory/placement.h"
 #include "memory/registry.h"
+#include "memory/retired.h"
 
 namespace kvshim::engine {
 
@@ -54,8 +55,17 @@ bool set_sync_memops(CUdeviceptr address, bool on) noexcept;
 // A context is about to be destroyed (cuCtxDestroy, reset or last release of a primary context):
 // `before` while it still exists, `after` with what `before` returned once the driver has destroyed
 // it. Its blocks are gone then, as natively; `after` gives their physical memory back.
-Owner* before_destroy(CUcontext context) noexcept;
-void after_destroy(Owner* owner) noexcept;
+struct Destruction {
+  CUcontext context = nullptr;
+  Owner* owner = nullptr;             // NULL: it has no blocks
+  retired::Entry* retired = nullptr;  // blocks and events of its that wait for a stream
+};
+Destruction before_destroy(CUcontext context) noexcept;
+void after_destroy(const Destruction& destruction, bool destroyed) noexcept;
+
+// After the driver said "out of memory" to an allocation of the program's own (cuMemCreate, a pool):
+// gives back what kvshim holds. True when that came to something: try once more.
+bool make_room() noexcept;
 
 // A cuMemset of any form, `height` rows (1 for the 1D forms) of `width` elements.
 struct Memset {

@@ -18,9 +18,15 @@ constexpr std::size_t kSpareBytes = 256;
 
 using driver::within;
 
-bool means_gone(CUresult code) noexcept {
-  return code == CUDA_ERROR_INVALID_VALUE || code == CUDA_ERROR_INVALID_CONTEXT ||
-         code == CUDA_ERROR_CONTEXT_IS_DESTROYED;
+// A refusal that means that the context no longer exists: confirmed by its id where there are ids.
+bool means_gone(CUresult code, CUcontext context, unsigned long long id) noexcept {
+  if (code != CUDA_ERROR_INVALID_VALUE && code != CUDA_ERROR_INVALID_CONTEXT &&
+      code != CUDA_ERROR_CONTEXT_IS_DESTROYED) {
+    return false;
+  }
+  unsigned long long now = 0;
+  return context == nullptr || id == 0 || driver::cuCtxGetId(context, &now) != CUDA_SUCCESS ||
+         now != id;
 }
 
 }  // namespace
@@ -34,7 +40,7 @@ void Owner::give_spare(CUdeviceptr spare) noexcept {
 }
 
 CUresult Owner::allocate_spare(CUdeviceptr* spare) noexcept {
-  return within(context_, [&] { return driver::cuMemAlloc_v2(spare, kSpareBytes); });
+  return within(context(), [&] { return driver::cuMemAlloc_v2(spare, kSpareBytes); });
 }
 
 CUresult Owner::take_spare(CUdeviceptr* spare) noexcept {
@@ -66,12 +72,13 @@ CUresult Owner::wait_idle(bool* gone) noexcept {
     code = driver::cuMemFree_v2(spare);
     if (code == CUDA_SUCCESS) return code;
     // Refused (a capture, a broken context, shutdown): the spare is still there for the next time.
-    if (!means_gone(code)) give_spare(spare);
+    // One that the driver does not know (1) is lost.
+    if (code != CUDA_ERROR_INVALID_VALUE && !means_gone(code, context(), id_)) give_spare(spare);
   } else if (code == CUDA_ERROR_OUT_OF_MEMORY) {
     // Not a byte left and no spare: the plain wait, which only a relaxed capture could tell apart.
-    code = within(context_, [] { return driver::cuCtxSynchronize(); });
+    code = within(context(), [] { return driver::cuCtxSynchronize(); });
   }
-  *gone = means_gone(code);
+  *gone = means_gone(code, context(), id_);
   return code;
 }
 
@@ -93,7 +100,7 @@ Owner* Owners::find(CUcontext context) const noexcept {
   unsigned long long id = 0;
   driver::cuCtxGetId(context, &id);  // CUDA 12; on older drivers the address alone has to do
   for (Owner* owner = first(); owner != nullptr; owner = owner->next_) {
-    if (owner->context_ == context && owner->id_ == id) return owner;
+    if (owner->context() == context && owner->id_ == id) return owner;
   }
   return nullptr;
 }
@@ -110,17 +117,18 @@ CUresult Owners::current(Owner** out) noexcept {
   code = driver::cuCtxGetDevice(&ordinal);
   if (code != CUDA_SUCCESS) return code;
   driver::Device* device = driver::device(ordinal);
+  if (device == nullptr) return CUDA_ERROR_NOT_SUPPORTED;
   void* memory = mmap(nullptr, sizeof(Owner), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
                       -1, 0);
-  if (device == nullptr || memory == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (memory == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
   auto* made = new (memory) Owner;
-  made->context_ = context;
+  made->context_.store(context, std::memory_order_relaxed);
   driver::cuCtxGetId(context, &made->id_);
   made->device_ = device;
 
   const Guard guard(lock_);
   for (Owner* owner = first(); owner != nullptr; owner = owner->next_) {
-    if (owner->context_ == context && owner->id_ == made->id_) {  // another thread was first
+    if (owner->context() == context && owner->id_ == made->id_) {  // another thread was first
       munmap(memory, sizeof(Owner));
       *out = owner;
       return CUDA_SUCCESS;

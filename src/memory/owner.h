@@ -22,7 +22,7 @@ class Owner {
  public:
   constexpr Owner() = default;
 
-  CUcontext context() const noexcept { return context_; }
+  CUcontext context() const noexcept { return context_.load(std::memory_order_relaxed); }
   driver::Device& device() const noexcept { return *device_; }
   SlabAllocator& slabs() noexcept { return slabs_; }
 
@@ -35,7 +35,9 @@ class Owner {
   // *gone is set when the context no longer exists: then nothing uses its memory any more.
   CUresult wait_idle(bool* gone) noexcept;
 
-  // The context was destroyed: its spares went with it, its slabs go back to the driver.
+  // The context was destroyed: nothing finds this owner any more.
+  void end() noexcept { context_.store(nullptr, std::memory_order_relaxed); }
+  // After that: its spares went with the context, its slabs go back to the driver.
   void abandon() noexcept;
 
   // cuMemFreeAsync of a spare block on `stream`: the native verdict on freeing there. No waiting.
@@ -48,7 +50,7 @@ class Owner {
   void give_spare(CUdeviceptr spare) noexcept;
   CUresult allocate_spare(CUdeviceptr* spare) noexcept;
 
-  CUcontext context_ = nullptr;
+  std::atomic<CUcontext> context_{nullptr};  // NULL again once it is destroyed
   unsigned long long id_ = 0;  // contexts are recycled by address; the id never is
   driver::Device* device_ = nullptr;
   Owner* next_ = nullptr;

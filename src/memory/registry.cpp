@@ -167,10 +167,10 @@ bool set_sync_memops(CUdeviceptr address, bool on) noexcept {
   return block != nullptr;
 }
 
-bool take_any_of(const Owner& owner, Block* out) noexcept {
+bool take_next_of(const Owner& owner, CUdeviceptr from, Block* out) noexcept {
   const Guard guard(lock);
   Map& blocks = tables().blocks;
-  for (auto at = blocks.begin(); at != blocks.end(); ++at) {
+  for (auto at = blocks.lower_bound(from); at != blocks.end(); ++at) {
     if (at->second.owner != &owner) continue;
     *out = at->second;
     blocks.erase(at);

@@ -51,8 +51,8 @@ bool take(CUdeviceptr base, Block* out) noexcept;
 Place find(CUdeviceptr address, Block* out) noexcept;
 // Changes the sync_memops flag of the block that `address` lies in. False where there is none.
 bool set_sync_memops(CUdeviceptr address, bool on) noexcept;
-// Removes some block of `owner` and copies it out. False when it has none.
-bool take_any_of(const Owner& owner, Block* out) noexcept;
+// Removes the next block of `owner` at or behind `from` and copies it out. False when it has none.
+bool take_next_of(const Owner& owner, CUdeviceptr from, Block* out) noexcept;
 std::uint64_t size() noexcept;
 
 // The block at `base` with this id has an IPC handle from now on. Returns the slot that its record

@@ -1,5 +1,8 @@
-// See retired.h. A short list: stream-ordered frees of cuMemAlloc memory are rare.
+// The list of blocks that were freed in stream order, oldest first; see retired.h. Entries stay in the
+// list, marked, while a thread works on them: contains() must know them until they are gone.
 #include "memory/retired.h"
+
+#include <sched.h>
 
 #include <atomic>
 #include <new>
@@ -13,23 +16,43 @@
 
 namespace kvshim::retired {
 
-namespace {
-
 struct Entry {
   Block block;
-  CUevent event;
-  bool taken;  // some thread is asking its event or releasing it; the entry stays in the list
+  CUevent event;  // NULL: its context is gone, so the work is done
+  CUcontext event_context;
+  bool taken;  // some thread is asking its event or releasing it
   Entry* next;
 };
+
+namespace {
+
+// How many entries that are not ready a walk looks at before it gives up: a long queue behind a slow
+// stream must not make every allocation slow.
+constexpr unsigned kMisses = 8;
 
 constinit Lock lock;
 constinit NodePool<sizeof(Entry)> pool;
 constinit Entry* head = nullptr;
+constinit Entry** tail = &head;
 constinit std::atomic<unsigned> count{0};
 
-// The first entry from `at` on that nobody else works on and that `wanted` accepts, marked taken.
+void append(Entry* entry) noexcept {  // with the lock held
+  entry->next = nullptr;
+  *tail = entry;
+  tail = &entry->next;
+  count.fetch_add(1, std::memory_order_relaxed);
+}
+
+void unlink(Entry** link) noexcept {  // with the lock held
+  Entry* gone = *link;
+  *link = gone->next;
+  if (tail == &gone->next) tail = link;
+  count.fetch_sub(1, std::memory_order_relaxed);
+}
+
+// The first entry behind `at` (NULL: from the start) that nobody works on and `wanted` accepts.
 template <typename Wanted>
-Entry* take_from(Entry* at, Wanted wanted) noexcept {
+Entry* take_behind(Entry* at, Wanted wanted) noexcept {
   const Guard guard(lock);
   for (Entry* entry = at == nullptr ? head : at->next; entry != nullptr; entry = entry->next) {
     if (entry->taken || !wanted(entry->block)) continue;
@@ -40,52 +63,87 @@ Entry* take_from(Entry* at, Wanted wanted) noexcept {
 }
 
 void untake(Entry* entry) noexcept {
+  if (entry == nullptr) return;
   const Guard guard(lock);
   entry->taken = false;
 }
 
-// Removes an entry that this thread has taken: its memory is released by now.
 void remove(Entry* gone) noexcept {
   const Guard guard(lock);
   for (Entry** link = &head; *link != nullptr; link = &(*link)->next) {
     if (*link != gone) continue;
-    *link = gone->next;
+    unlink(link);
     break;
   }
   pool.give(gone);
-  count.fetch_sub(1, std::memory_order_relaxed);
+}
+
+// Anything but "not ready" is final: an event whose context failed or is gone never comes.
+bool has_come(const Entry& entry) noexcept {
+  return entry.event == nullptr || driver::cuEventQuery(entry.event) != CUDA_ERROR_NOT_READY;
+}
+
+template <typename Wanted>
+std::uint64_t reap_where(Wanted wanted) noexcept {
+  if (count.load(std::memory_order_relaxed) == 0) return 0;
+  const driver::RelaxedCapture relaxed;  // asking an event would end a capture in another mode
+  std::uint64_t bytes = 0;
+  unsigned misses = 0;
+  Entry* left = nullptr;  // the walk stands on it: taken, so that nobody removes it
+  while (misses < kMisses) {
+    Entry* entry = take_behind(left, wanted);
+    if (entry == nullptr) break;
+    // A managed block may be refused by the driver: then it waits on.
+    if (!has_come(*entry) || release(entry->block) != CUDA_SUCCESS) {
+      untake(left);
+      left = entry;
+      ++misses;
+      continue;
+    }
+    if (entry->event != nullptr) driver::cuEventDestroy_v2(entry->event);
+    bytes += entry->block.bytes;
+    remove(entry);
+  }
+  untake(left);
+  return bytes;
+}
+
+bool belongs(const Entry& entry, const Owner* owner, CUcontext context) noexcept {
+  return (owner != nullptr && entry.block.owner == owner) || entry.event_context == context;
 }
 
 }  // namespace
 
-bool add(const Block& block, CUevent event) noexcept {
+bool add(const Block& block, CUevent event, CUcontext event_context) noexcept {
   const Guard guard(lock);
   void* node = pool.take();
   if (node == nullptr) return false;
-  head = new (node) Entry{block, event, false, head};
-  count.fetch_add(1, std::memory_order_relaxed);
+  append(new (node) Entry{block, event, event_context, false, nullptr});
   return true;
 }
 
-std::uint64_t reap() noexcept {
-  if (count.load(std::memory_order_relaxed) == 0) return 0;
-  const driver::RelaxedCapture relaxed;  // asking an event would end a capture in another mode
-  std::uint64_t bytes = 0;
-  // The walk stands on the last entry that is not ready; taken, so that nobody removes it.
-  Entry* left = nullptr;
-  while (Entry* entry = take_from(left, [](const Block&) { return true; })) {
-    if (driver::cuEventQuery(entry->event) != CUDA_SUCCESS) {
-      if (left != nullptr) untake(left);
-      left = entry;
-      continue;
+std::uint64_t reap(const Owner* owner) noexcept {
+  return reap_where([&](const Block& block) {
+    return block.kind == Kind::vmm || (owner != nullptr && block.owner == owner);
+  });
+}
+
+std::uint64_t reap_managed() noexcept {
+  return reap_where([](const Block& block) { return block.kind == Kind::managed; });
+}
+
+void wait_for_others() noexcept {
+  for (;;) {
+    bool busy = false;
+    {
+      const Guard guard(lock);
+      for (const Entry* entry = head; entry != nullptr; entry = entry->next) {
+        busy = busy || (entry->taken && entry->block.kind == Kind::vmm);
+      }
     }
-    driver::cuEventDestroy_v2(entry->event);
-    release(entry->block);
-    bytes += entry->block.bytes;
-    remove(entry);
+    if (!busy) return;
+    sched_yield();
   }
-  if (left != nullptr) untake(left);
-  return bytes;
 }
 
 bool contains(CUdeviceptr base) noexcept {
@@ -97,11 +155,48 @@ bool contains(CUdeviceptr base) noexcept {
   return false;
 }
 
-void drop(const Owner& owner) noexcept {
-  const auto owned = [&](const Block& block) { return block.owner == &owner; };
-  while (Entry* entry = take_from(nullptr, owned)) {
-    if (entry->block.kind == Kind::vmm) release(entry->block);  // the others went with the context
-    remove(entry);
+Entry* detach(const Owner* owner, CUcontext context) noexcept {
+  if (count.load(std::memory_order_relaxed) == 0) return nullptr;
+  Entry* chain = nullptr;
+  for (;;) {
+    bool busy = false;
+    {
+      const Guard guard(lock);
+      for (Entry** link = &head; *link != nullptr;) {
+        Entry* entry = *link;
+        if (!belongs(*entry, owner, context)) {
+          link = &entry->next;
+        } else if (entry->taken) {
+          busy = true;
+          link = &entry->next;
+        } else {
+          unlink(link);
+          entry->next = chain;
+          chain = entry;
+        }
+      }
+    }
+    if (!busy) return chain;
+    sched_yield();  // a thread is just releasing one of them: it must not do so after the context
+  }
+}
+
+void settle(Entry* chain, const Owner* owner, CUcontext context, bool destroyed) noexcept {
+  while (chain != nullptr) {
+    Entry* entry = chain;
+    chain = chain->next;
+    if (destroyed && entry->event_context == context) entry->event = nullptr;  // it died with it
+    const bool ends = destroyed && owner != nullptr && entry->block.owner == owner;
+    if (ends) {
+      if (entry->event != nullptr) driver::cuEventDestroy_v2(entry->event);
+      if (entry->block.kind == Kind::vmm) release(entry->block);  // others went with the context
+    }
+    const Guard guard(lock);
+    if (ends) {
+      pool.give(entry);
+    } else {
+      append(entry);
+    }
   }
 }
 
@@ -109,6 +204,7 @@ void forget() noexcept {
   lock.renew();
   new (&pool) NodePool<sizeof(Entry)>;
   head = nullptr;
+  tail = &head;
   count.store(0, std::memory_order_relaxed);
 }
 

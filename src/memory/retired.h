@@ -1,24 +1,38 @@
 // Blocks that were freed in stream order (cuMemFreeAsync): they wait here until the work that was in
-// the stream at that time has finished. Nothing watches them: the next allocation or free looks.
+// the stream at that time has finished. Nothing watches them: a later call looks.
+//
+// A managed block is given back by cuMemFree, which waits for all work of its context. So those are
+// released only inside a cuMemFree of the program in the same context, which waits natively, or where
+// memory is short; never inside an allocation or a query, for which a stream may be waiting.
 #pragma once
 
 #include "memory/registry.h"
 
 namespace kvshim::retired {
 
-// Takes the block over; `event` was recorded in the stream behind its last use and is destroyed
-// with it. False when there is no room for the record (nothing was taken over).
-bool add(const Block& block, CUevent event) noexcept;
+struct Entry;
 
-// Releases every block whose event has come and returns the bytes. Never waits for an event: the
-// stream may be waiting for what the calling thread does next. Disturbs no capture.
-std::uint64_t reap() noexcept;
+// Takes the block over. `event` was recorded behind its last use in a stream of `event_context`, and
+// is destroyed with it. False when there is no room for the record (nothing was taken over).
+bool add(const Block& block, CUevent event, CUcontext event_context) noexcept;
+
+// Releases blocks whose event has come and returns the bytes: vmm ones, and managed ones of `owner`
+// (NULL: none). Never waits for an event, disturbs no capture.
+std::uint64_t reap(const Owner* owner) noexcept;
+
+// Releases managed blocks of every owner whose event has come: for when the host's memory is short.
+std::uint64_t reap_managed() noexcept;
+
+// Waits for other threads that are releasing blocks at this moment.
+void wait_for_others() noexcept;
 
 // True for the start of a block that waits here: to the program it is freed already.
 bool contains(CUdeviceptr base) noexcept;
 
-// Removes every block of `owner`, whose context is gone, and releases it.
-void drop(const Owner& owner) noexcept;
+// Before a context is destroyed: takes out every entry whose block or event it owns, when no other
+// thread works on them any more. settle() then ends them, or puts them back where the driver refused.
+Entry* detach(const Owner* owner, CUcontext context) noexcept;
+void settle(Entry* chain, const Owner* owner, CUcontext context, bool destroyed) noexcept;
 
 void forget() noexcept;  // in a forked child
 
