@@ -15,8 +15,11 @@ namespace {
 template <typename Copy, typename Real>
 CUresult finish(const Copy& copy, Real real) {
   CUresult code = real();
-  if (code != CUDA_ERROR_INVALID_VALUE) return code;
-  return copies::retry(copy, &code) == Retry::again ? real() : code;
+  // "Again" is said once for a device, and the access gained then need not be what was lacking.
+  while (code == CUDA_ERROR_INVALID_VALUE && copies::retry(copy, &code) == Retry::again) {
+    code = real();
+  }
+  return code;
 }
 
 template <typename Copy, typename Real>

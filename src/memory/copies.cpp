@@ -3,6 +3,7 @@
 
 #include "base/log.h"
 #include "base/options.h"
+#include "driver/capture.h"
 #include "driver/contexts.h"
 #include "memory/owner.h"
 #include "memory/peers.h"
@@ -81,6 +82,7 @@ CUcontext context_of(CUstream stream) noexcept {
 template <typename Call>
 CUresult detour(CUcontext running, CUstream stream, bool wait, CUcontext context,
                 Call call) noexcept {
+  const driver::RelaxedCapture relaxed;  // waiting would end another stream's capture
   CUevent before = nullptr;
   CUevent after = nullptr;
   CUresult code = driver::within(running, [&] {

@@ -68,7 +68,9 @@ CUresult copy(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stre
   if (verdict == Verdict::refused) return CUDA_ERROR_INVALID_VALUE;
   CUresult code = real();
   if (verdict == Verdict::forward || code != CUDA_ERROR_INVALID_VALUE) return code;
-  if (copies::retry(request, &code) == Retry::again) code = real();
+  while (code == CUDA_ERROR_INVALID_VALUE && copies::retry(request, &code) == Retry::again) {
+    code = real();
+  }
   return code == CUDA_SUCCESS ? cuStreamSynchronize(stream) : code;
 }
 
@@ -262,6 +264,19 @@ TEST_CASE("a copy by a device that has allocated nothing gains access and is tri
   CHECK(copy(native, zero, 64) == CUDA_SUCCESS);
   CHECK(kvsim_log_count("cuMemcpyPeerAsync") == 0);
   CHECK(access(zero) == Devices{0, 1});
+}
+
+TEST_CASE("a copy by a new device that is refused access is carried out all the same") {
+  Machine machine;
+  kvsim_set_peer_access(1, 217);
+  const CUdeviceptr zero = machine.allocated(0, 3 * kMiB2);
+  put(zero, 7, 64);
+  machine.on(1);
+  CUdeviceptr native = 0;
+  REQUIRE(cuMemAlloc(&native, 64) == CUDA_SUCCESS);
+  CHECK(copy(native, zero, 64) == CUDA_SUCCESS);
+  CHECK(holds(native, 7, 64));
+  CHECK(kvsim_log_count("cuMemcpyPeerAsync") == 1);
 }
 
 TEST_CASE("a genuine mistake stays one, with nothing done") {
