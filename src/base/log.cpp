@@ -28,28 +28,32 @@ constexpr int kStderr = 2;
 // A reader of standard error that went away must not end the host: its SIGPIPE would come out of a
 // call that natively writes nothing. So the signal of our own write is blocked and taken back.
 void put(int fd, const char* text, std::size_t length) {
-  sigset_t pipe_only, before, pending;
-  sigemptyset(&pipe_only);
-  sigaddset(&pipe_only, SIGPIPE);
+  sigset_t raised, before, pending;
+  sigemptyset(&raised);
+  sigaddset(&raised, SIGPIPE);
+  sigaddset(&raised, SIGXFSZ);  // a file at RLIMIT_FSIZE
   sigemptyset(&pending);
   sigpending(&pending);
-  const bool was_pending = sigismember(&pending, SIGPIPE) == 1;
-  if (sigprocmask(SIG_BLOCK, &pipe_only, &before) != 0) return;
+  if (sigprocmask(SIG_BLOCK, &raised, &before) != 0) return;
 
-  bool broken = false;
+  int ours = 0;  // the signal that our write brought
   while (length > 0) {  // once, but for signals and pipes that are full
     const long written = syscall(SYS_write, fd, text, length);
     if (written < 0 && errno == EINTR) continue;
-    broken = written < 0 && errno == EPIPE;
+    if (written < 0 && errno == EPIPE) ours = SIGPIPE;
+    if (written < 0 && errno == EFBIG) ours = SIGXFSZ;
     if (written <= 0) break;
     text += written;
     length -= static_cast<std::size_t>(written);
   }
 
-  if (broken && !was_pending) {
+  if (ours != 0 && sigismember(&pending, ours) != 1) {
     constexpr std::size_t kKernelSetBytes = 8;
     const timespec no_wait{};
-    while (syscall(SYS_rt_sigtimedwait, &pipe_only, nullptr, &no_wait, kKernelSetBytes) < 0 &&
+    sigset_t only;
+    sigemptyset(&only);
+    sigaddset(&only, ours);
+    while (syscall(SYS_rt_sigtimedwait, &only, nullptr, &no_wait, kKernelSetBytes) < 0 &&
            errno == EINTR) {
     }
   }

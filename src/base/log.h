@@ -22,8 +22,9 @@ void write(LogLevel level, const char* text, std::size_t length);
 // Writes text as it is (the summary's table): no prefix, one write, ignores the level.
 void write_raw(const char* text, std::size_t length);
 
+// Not inlined: its line buffer must not become part of the stack frame of callers that say nothing.
 template <typename... Args>
-void print(LogLevel level, fmt::format_string<Args...> format, Args&&... args) {
+[[gnu::noinline, gnu::cold]] void print(LogLevel level, fmt::format_string<Args...> format, Args&&... args) {
   static_assert(!(std::is_floating_point_v<std::remove_cvref_t<Args>> || ...),
                 "no floating point in a message (format.h): print whole units or format_size()");
   if (!enabled(level)) return;
@@ -34,7 +35,7 @@ void print(LogLevel level, fmt::format_string<Args...> format, Args&&... args) {
 #define KVSHIM_LOG_LEVEL(name)                                    \
   template <typename... Args>                                     \
   void name(fmt::format_string<Args...> format, Args&&... args) { \
-    print(LogLevel::name, format, static_cast<Args&&>(args)...);  \
+    if (enabled(LogLevel::name)) print(LogLevel::name, format, static_cast<Args&&>(args)...);  \
   }
 KVSHIM_LOG_LEVEL(error)
 KVSHIM_LOG_LEVEL(warn)

@@ -25,7 +25,7 @@ class Function<CUresult(Args...)> {
   CUresult operator()(Args... args) const noexcept {
     Pointer function = find();
     if (function != nullptr) [[likely]] return function(args...);
-    return handle() == nullptr ? CUDA_ERROR_NOT_INITIALIZED : CUDA_ERROR_NOT_SUPPORTED;
+    return loaded() ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_NOT_INITIALIZED;
   }
   bool exists() const noexcept { return find() != nullptr; }
 

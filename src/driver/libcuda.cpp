@@ -160,7 +160,7 @@ void* handle() noexcept {
   void* library = g_libcuda.load(std::memory_order_acquire);
   if (library != nullptr) return library;
   // NOLOAD finds it linked, global, or local inside Python, where RTLD_NEXT and RTLD_DEFAULT do
-  // not.
+  // not. Only in a look-up of the program's own: it takes the loader's lock, as that look-up does.
   library = dlopen("libcuda.so.1", RTLD_NOLOAD | RTLD_LAZY);
   if (library == nullptr) {
     dlerror();  // our probe's failure is not the program's business
@@ -170,12 +170,46 @@ void* handle() noexcept {
   return library;
 }
 
+namespace {
+
+// dl_iterate_phdr does not take the lock that dlopen holds while it runs constructors: a thread that
+// a constructor waits for may make its first CUDA call.
+struct Search {
+  const char* name;
+  void* found;
+  bool loaded;
+};
+
+int visit(dl_phdr_info* info, std::size_t, void* argument) {
+  auto* search = static_cast<Search*>(argument);
+  const char* const slash = std::strrchr(info->dlpi_name, '/');
+  if (!starts_with(slash == nullptr ? info->dlpi_name : slash + 1, "libcuda.so")) return 0;
+  search->loaded = true;
+  link_map map{};
+  map.l_addr = info->dlpi_addr;
+  for (int index = 0; index < info->dlpi_phnum; ++index) {
+    if (info->dlpi_phdr[index].p_type == PT_DYNAMIC) {
+      map.l_ld =
+          reinterpret_cast<ElfW(Dyn)*>(info->dlpi_addr + info->dlpi_phdr[index].p_vaddr);
+    }
+  }
+  if (map.l_ld == nullptr || search->name == nullptr) return 1;
+  search->found = find_function(&map, symbols_of(&map), search->name);
+  return 1;
+}
+
+}  // namespace
+
+bool loaded() noexcept {
+  Search search{nullptr, nullptr, false};
+  dl_iterate_phdr(visit, &search);
+  return search.loaded;
+}
+
 void* symbol(const char* name) noexcept {
-  void* const library = handle();
-  if (library == nullptr) return nullptr;
-  void* const address = real_dlsym(library, name);
-  if (address == nullptr) dlerror();
-  return address;
+  Search search{name, nullptr, false};
+  dl_iterate_phdr(visit, &search);
+  return search.found;
 }
 
 bool contains(const void* code) noexcept {

@@ -14,11 +14,13 @@ void* real_dlsym_address() noexcept;
 void* real_dlvsym_address() noexcept;
 
 // The driver library if the process has loaded it by whatever way, NULL if not (yet). kvshim never
-// loads it. The handle is kept for ever, so addresses taken from it stay valid. dlerror() is clean
-// afterwards.
+// loads it. The handle is kept for ever, so that the driver stays loaded. Takes the loader's lock: for
+// the look-up path only. dlerror() is clean afterwards.
 void* handle() noexcept;
 
-// The real driver's function of exactly this exported name, or NULL. dlerror() is clean afterwards.
+// Whether the driver is loaded, and its function of exactly this exported name, or NULL. Neither takes
+// the lock that the loader holds while it runs constructors.
+bool loaded() noexcept;
 void* symbol(const char* name) noexcept;
 
 // True for code of the driver's own libraries (libcuda, libnvidia-*): they get the truth.

@@ -68,7 +68,7 @@ KVSHIM_HOOK_DEF CUresult cuMemFree_v2(CUdeviceptr ptr) {
 
 KVSHIM_HOOK_DEF CUresult cuMemAllocManaged(CUdeviceptr* out, std::size_t bytes, unsigned flags) {
   const Reentry guard;
-  const CUresult code = real::cuMemAllocManaged(out, bytes, flags);
+  const CUresult code = once_more([&] { return real::cuMemAllocManaged(out, bytes, flags); }, guard);
   if (code == CUDA_SUCCESS && !pass_through(guard)) telemetry::counters.own_managed.add(bytes);
   return code;
 }
@@ -76,7 +76,8 @@ KVSHIM_HOOK_DEF CUresult cuMemAllocManaged(CUdeviceptr* out, std::size_t bytes, 
 KVSHIM_HOOK_DEF CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t bytes,
                                      const CUmemAllocationProp* prop, unsigned long long flags) {
   const Reentry guard;
-  const CUresult code = real::cuMemCreate(handle, bytes, prop, flags);
+  const CUresult code =
+      once_more([&] { return real::cuMemCreate(handle, bytes, prop, flags); }, guard);
   if (code == CUDA_SUCCESS && !pass_through(guard)) telemetry::counters.own_vmm.add(bytes);
   return code;
 }

@@ -36,7 +36,7 @@ CUresult allocate(CUdeviceptr* out, std::size_t bytes, CUstream stream, StreamZe
   if (may_route(out, bytes, driver::resolve_stream(stream, zero))) {
     return engine::allocate(out, bytes);
   }
-  const CUresult code = real();
+  const CUresult code = once_more(real, guard);
   if (code == CUDA_SUCCESS) count(bytes);
   return code;
 }

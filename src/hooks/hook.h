@@ -44,4 +44,12 @@ inline bool pass_through(const Reentry& guard) noexcept {
   return guard.nested() || !engine::active();
 }
 
+// An allocation that stays the driver's must not fail for want of what kvshim holds back.
+template <typename Real>
+CUresult once_more(Real real, const Reentry& guard) noexcept {
+  const CUresult code = real();
+  if (code != CUDA_ERROR_OUT_OF_MEMORY || pass_through(guard) || !engine::make_room()) return code;
+  return real();
+}
+
 }  // namespace kvshim

@@ -131,9 +131,26 @@ Decision decide_lookup_function(const Request& request) {
   return request.handle == RTLD_DEFAULT ? request.natural() : answer(found);
 }
 
+// True for code of an object that the loader searches before us: another preloaded interposer.
+bool stands_before_us(const void* code) {
+  const link_map* const ours = object_of(&g_slots);
+  const link_map* map = object_of(code);
+  while (map != nullptr && map != ours) map = map->l_next;
+  return map != nullptr && object_of(code) != ours;
+}
+
 Decision decide(const Request& request) {
   const char* const name = request.name;
-  if (name == nullptr || request.handle == RTLD_NEXT) return request.natural();
+  if (name == nullptr) return request.natural();
+  if (request.handle == RTLD_NEXT) {
+    // An interposer before us that asks for the next dlsym by version would pass us by: ours has none.
+    const bool lookup = std::strcmp(name, "dlsym") == 0 || std::strcmp(name, "dlvsym") == 0;
+    if (!lookup || request.version == nullptr || !stands_before_us(request.caller)) {
+      return request.natural();
+    }
+    return answer(std::strcmp(name, "dlsym") == 0 ? reinterpret_cast<void*>(&kvshim_thunk_dlsym)
+                                                  : reinterpret_cast<void*>(&kvshim_thunk_dlvsym));
+  }
   if (name[0] == 'd' && name[1] == 'l') {
     const bool ours = std::strcmp(name, "dlsym") == 0 || std::strcmp(name, "dlvsym") == 0;
     if (ours && !driver::contains(request.caller)) return decide_lookup_function(request);

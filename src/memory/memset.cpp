@@ -22,6 +22,7 @@ namespace {
 struct Job {
   Memset request;
   int numa_node;
+  std::atomic<bool> node_of_a_graph{false};  // runs at every replay: never recycled
 };
 
 constinit Lock lock;
@@ -30,7 +31,7 @@ constinit NodePool<sizeof(Job)> pool;
 Job* make_job(const Memset& request, int numa_node) noexcept {
   const Guard guard(lock);
   void* node = pool.take();
-  return node == nullptr ? nullptr : new (node) Job{request, numa_node};
+  return node == nullptr ? nullptr : new (node) Job{request, numa_node, false};
 }
 
 void drop_job(Job* job) noexcept {
@@ -51,7 +52,13 @@ void run_job(void* argument) {
   counters.memset_calls.fetch_add(1, std::memory_order_relaxed);
   counters.memset_bytes.fetch_add(width * request.height, std::memory_order_relaxed);
   counters.memset_us.fetch_add(clock_us() - begun, std::memory_order_relaxed);
-  drop_job(job);
+  if (!job->node_of_a_graph.load(std::memory_order_acquire)) drop_job(job);
+}
+
+bool captures(CUstream stream) noexcept {
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  return driver::cuStreamIsCapturing(stream, &status) != CUDA_SUCCESS ||
+         status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
 // A blocking memset is allowed while another, non-blocking stream captures; cuStreamSynchronize is
@@ -88,23 +95,17 @@ bool memset(const Memset& request, CUresult* result) noexcept {
   }
   std::uint64_t bytes = 0;
   if (!extent(request, &bytes)) return false;
-  if (bytes > block.bytes - (request.destination - block.base)) {
-    // The driver knows the end of native and managed blocks; the end of a vmm block only we know,
-    // and behind it may lie another one in the same slab.
-    if (block.kind != Kind::vmm) return false;
-    *result = CUDA_ERROR_INVALID_VALUE;
-    return true;
-  }
-  if (block.kind != Kind::managed || options().memset == MemsetBy::device) return false;
-
+  const bool inside = bytes <= block.bytes - (request.destination - block.base);
+  // The driver knows the end of native and managed blocks; the end of a vmm block only we know, and
+  // behind it may lie another one in the same slab.
+  if (!inside && block.kind != Kind::vmm) return false;
+  if (inside && (block.kind != Kind::managed || options().memset == MemsetBy::device)) return false;
   // While anything captures that this stream takes part in, the native call makes the native node,
   // or fails in the native way.
-  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  if (driver::cuStreamIsCapturing(request.stream, &status) != CUDA_SUCCESS ||
-      status != CU_STREAM_CAPTURE_STATUS_NONE) {
-    log::debug("memset of {} bytes at {:#x} left to the driver: a capture", bytes,
-               request.destination);
-    return false;
+  if (captures(request.stream)) return false;
+  if (!inside) {
+    *result = CUDA_ERROR_INVALID_VALUE;
+    return true;
   }
   Job* job = make_job(request, block.owner->device().numa_node());
   if (job == nullptr) return false;
@@ -114,6 +115,8 @@ bool memset(const Memset& request, CUresult* result) noexcept {
                request.destination);
     return false;
   }
+  // Another thread may have begun a capture of this very stream meanwhile: then the job is a node now.
+  if (captures(request.stream)) job->node_of_a_graph.store(true, std::memory_order_release);
   log::debug("memset of {} bytes at {:#x} by the CPU, in stream order", bytes, request.destination);
   *result = request.wait ? wait_for(request.stream) : CUDA_SUCCESS;
   return true;

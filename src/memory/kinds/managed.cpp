@@ -16,34 +16,67 @@ namespace kvshim::managed {
 
 namespace {
 
-// Pages that blocks being placed right now will still take: without them two threads would both
-// find the same memory available.
-constinit std::atomic<std::uint64_t> being_placed{0};
+// Bytes that blocks being placed right now will still take: without them two threads would both find
+// the same memory available. Other processes are caught by measuring again before every piece.
+constinit std::atomic<std::uint64_t> to_place{0};
+// Bytes of small blocks since the last measurement.
+constinit std::atomic<std::uint64_t> unmeasured{0};
 
-constexpr std::uint64_t kBudgetCheckFrom = 64 * kMiB;  // smaller ones are not worth 50 us
-constexpr std::uint64_t kPiece = 4 * kGiB;             // a progress line between pieces at most
+constexpr std::uint64_t kMeasureEvery = 64 * kMiB;  // measuring costs some 50 us
+constexpr std::uint64_t kPiece = kGiB;              // placed between two measurements
+constexpr std::uint64_t kSmallPiece = 128 * kMiB;   // when memory is short
 constexpr std::uint64_t kProgressEveryUs = 5'000'000;
 
-bool host_can_take(std::uint64_t bytes) noexcept {
-  if (bytes < kBudgetCheckFrom) return true;
-  const host_budget::Budget budget = host_budget::measure();
-  const std::uint64_t promised = being_placed.load(std::memory_order_relaxed);
-  if (budget.available >= promised && budget.available - promised >= bytes) return true;
-  log::warn("a managed block of {} bytes ({}) refused: {} leaves {} bytes ({}), {} bytes of other "
-            "blocks are being placed",
-            bytes, format_size(bytes).c_str(), budget.limited_by, budget.available,
+// What the host can give now, with a little left for everybody else.
+host_budget::Budget measure() noexcept {
+  host_budget::Budget budget = host_budget::measure();
+  budget.available -= budget.available / 50;
+  return budget;
+}
+
+void refuse(std::uint64_t bytes, std::uint64_t promised, const host_budget::Budget& budget,
+            const char* when) noexcept {
+  log::warn("a managed block of {} bytes ({}) refused {}: {} leaves {} bytes ({}), blocks being "
+            "placed will take {}",
+            bytes, format_size(bytes).c_str(), when, budget.limited_by, budget.available,
             format_size(budget.available).c_str(), promised);
+}
+
+// Promises `bytes` to the caller if the host has them beyond what is promised already.
+bool promise(std::uint64_t bytes) noexcept {
+  const std::uint64_t promised = to_place.fetch_add(bytes, std::memory_order_acq_rel) + bytes;
+  if (bytes < kMeasureEvery) {
+    if (unmeasured.fetch_add(bytes, std::memory_order_relaxed) + bytes < kMeasureEvery) return true;
+    unmeasured.store(0, std::memory_order_relaxed);
+  }
+  const host_budget::Budget budget = measure();
+  if (promised >= bytes && promised <= budget.available) return true;
+  to_place.fetch_sub(bytes, std::memory_order_acq_rel);
+  refuse(bytes, promised - bytes, budget, "before a page was touched");
   return false;
 }
 
-// Touches every page, with a progress line where it takes long.
-void place(CUdeviceptr base, std::uint64_t bytes, int numa_node) noexcept {
+// Touches every page, with a progress line where it takes long. False when the host's memory became
+// short meanwhile: the block is to be given up. Takes its promise back piece by piece.
+bool place(CUdeviceptr base, std::uint64_t bytes, int numa_node) noexcept {
   const std::uint64_t begun = clock_us();
   std::uint64_t said = begun;
   for (std::uint64_t done = 0; done < bytes;) {
-    const std::uint64_t piece = bytes - done < kPiece ? bytes - done : kPiece;
+    std::uint64_t piece = kPiece;
+    if (bytes >= kMeasureEvery) {
+      const host_budget::Budget budget = measure();
+      if (budget.available < 4 * kPiece) piece = kSmallPiece;
+      const std::uint64_t next = bytes - done < piece ? bytes - done : piece;
+      if (done != 0 && budget.available < next) {
+        to_place.fetch_sub(bytes - done, std::memory_order_acq_rel);
+        refuse(bytes, 0, budget, "while it was placed");
+        return false;
+      }
+    }
+    if (bytes - done < piece) piece = bytes - done;
     placement::fill(reinterpret_cast<void*>(base + done), piece, {}, numa_node);
     done += piece;
+    to_place.fetch_sub(piece, std::memory_order_acq_rel);
     const std::uint64_t now = clock_us();
     if (now - said >= kProgressEveryUs && done < bytes) {
       said = now;
@@ -56,6 +89,7 @@ void place(CUdeviceptr base, std::uint64_t bytes, int numa_node) noexcept {
   telemetry::counters.zero_us.fetch_add(spent, std::memory_order_relaxed);
   log::info("placed {} of managed memory at {:#x} in {} ms with {} threads",
             format_size(bytes).c_str(), base, spent / 1000, placement::thread_count(bytes));
+  return true;
 }
 
 }  // namespace
@@ -70,16 +104,19 @@ CUresult create(driver::Device& device, std::uint64_t bytes, CUdeviceptr* out) n
     }
     return CUDA_ERROR_NOT_SUPPORTED;
   }
-  if (!host_can_take(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (!promise(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
 
   CUdeviceptr base = 0;
-  being_placed.fetch_add(bytes, std::memory_order_relaxed);
   const CUresult code = driver::cuMemAllocManaged(&base, bytes, CU_MEM_ATTACH_GLOBAL);
   if (code == CUDA_SUCCESS) {
-    place(base, bytes, device.numa_node());
+    if (!place(base, bytes, device.numa_node())) {
+      driver::cuMemFree_v2(base);
+      return CUDA_ERROR_OUT_OF_MEMORY;
+    }
     *out = base;
+    return code;
   }
-  being_placed.fetch_sub(bytes, std::memory_order_relaxed);
+  to_place.fetch_sub(bytes, std::memory_order_acq_rel);
   if (driver::Device::is_refusal(code)) {
     if (device.refuse_managed()) {
       log::warn("device {}: cuMemAllocManaged answers {} {}; from now on blocks meant to be managed "
@@ -92,6 +129,9 @@ CUresult create(driver::Device& device, std::uint64_t bytes, CUdeviceptr* out) n
   return code;
 }
 
-void forget() noexcept { being_placed.store(0, std::memory_order_relaxed); }
+void forget() noexcept {
+  to_place.store(0, std::memory_order_relaxed);
+  unmeasured.store(0, std::memory_order_relaxed);
+}
 
 }  // namespace kvshim::managed
