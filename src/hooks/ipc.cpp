@@ -1,6 +1,6 @@
 // Legacy IPC: kvshim's handles for vmm blocks, the driver's for everything else.
-#include "hooks/hook.h"
 #include "sharing/ipc.h"
+#include "hooks/hook.h"
 
 using namespace kvshim;
 

@@ -56,8 +56,8 @@ void Board::close_inherited() noexcept {
 }
 
 bool is_board(int fd, std::uint64_t nonce) noexcept {
-  // The number comes from a handle that anybody may have made up: look before reading, since reading
-  // a device or a pipe takes something away.
+  // The number comes from a handle that anybody may have made up: look before reading, since
+  // reading a device or a pipe takes something away.
   struct stat status {};
   if (fstat(fd, &status) != 0 || !S_ISREG(status.st_mode) ||
       static_cast<std::uint64_t>(status.st_size) != kBoardBytes) {

@@ -1,7 +1,7 @@
 // What an exporting process shows to those that open its blocks: a sealed memfd with one line for
-// each block that has a handle. A line is cleared before the block or its descriptor goes away. So a
-// peer that reads a line, takes the descriptor and then finds the line unchanged has the right memory:
-// a descriptor number that was reused in between cannot fool it.
+// each block that has a handle. A line is cleared before the block or its descriptor goes away. So
+// a peer that reads a line, takes the descriptor and then finds the line unchanged has the right
+// memory: a descriptor number that was reused in between cannot fool it.
 #pragma once
 
 #include <cuda.h>
@@ -15,9 +15,9 @@ namespace kvshim::sharing {
 struct Offer {
   std::uint64_t mapping_bytes;
   std::uint64_t offset;
-  std::uint64_t bytes;   // as requested
-  std::int32_t fd;       // the exporter's number of it; -1: none is kept, ask its socket
-  std::uint32_t type;    // CUmemAllocationHandleType
+  std::uint64_t bytes;       // as requested
+  std::int32_t fd;           // the exporter's number of it; -1: none is kept, ask its socket
+  std::uint32_t type;        // CUmemAllocationHandleType
   unsigned char fabric[64];  // the handle itself for a fabric one, which needs no descriptor
 };
 
@@ -32,7 +32,7 @@ struct BoardHeader {
   std::uint64_t nonce;  // the handle's
 };
 inline constexpr std::uint64_t kBoardMagic = 0x6472616f42637049;  // "IpcBoard" in memory
-inline constexpr std::uint32_t kLines = 1u << 16;                 // pages are taken as they are used
+inline constexpr std::uint32_t kLines = 1u << 16;  // pages are taken as they are used
 inline constexpr std::uint64_t kLinesAt = 4096;
 inline constexpr std::uint64_t kBoardBytes = kLinesAt + kLines * sizeof(Line);
 

@@ -48,7 +48,9 @@ class Fd {
   int fd_;
 };
 
-bool same_offer(const Offer& a, const Offer& b) noexcept { return memcmp(&a, &b, sizeof(a)) == 0; }
+bool same_offer(const Offer& a, const Offer& b) noexcept {
+  return memcmp(&a, &b, sizeof(a)) == 0;
+}
 
 // `blocked` here means: try the socket.
 Fetched take(const IpcHandle& handle, Offer* offer, int* fd, const char** why) noexcept {

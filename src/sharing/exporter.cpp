@@ -47,14 +47,16 @@ constexpr unsigned kBuckets = 256;
 constinit Lock lock;
 constinit Board board;
 constinit LineOwner* line_owners = nullptr;
-constinit std::uint32_t first_free = 0;   // a list through LineOwner::next_free; 0 ends it
-constinit std::uint32_t never_used = 1;   // slot 0 means "no handle"
+constinit std::uint32_t first_free = 0;  // a list through LineOwner::next_free; 0 ends it
+constinit std::uint32_t never_used = 1;  // slot 0 means "no handle"
 constinit Share* shares[kBuckets] = {};
 constinit NodePool<sizeof(Share)> pool;
 constinit log::Once said_managed;
 constinit log::Once said_refused;
 
-Share*& bucket_of(CUdeviceptr base) noexcept { return shares[(base >> 21) % kBuckets]; }
+Share*& bucket_of(CUdeviceptr base) noexcept {
+  return shares[(base >> 21) % kBuckets];
+}
 
 const vmm::Mapping& mapping_of(const Block& block) noexcept {
   return block.slab != nullptr ? SlabAllocator::mapping(*block.slab) : block.mapping;
@@ -213,8 +215,10 @@ bool get_handle(CUipcMemHandle* out, CUdeviceptr address, CUresult* result) noex
   if (options().ipc == IpcPolicy::off || out == nullptr) return false;
   if (registry::find(address, &block) != Place::block || block.opened) return false;
   if (block.kind == Kind::managed && said_managed.first()) {
-    log::warn("a block of {} bytes is wanted over IPC, and managed memory has none. KVSHIM_THRESHOLD "
-              "over its size or KVSHIM_LARGE=vmm keeps such blocks shareable", block.bytes);
+    log::warn(
+        "a block of {} bytes is wanted over IPC, and managed memory has none. KVSHIM_THRESHOLD "
+        "over its size or KVSHIM_LARGE=vmm keeps such blocks shareable",
+        block.bytes);
   }
   CUcontext context = nullptr;
   if (block.kind != Kind::vmm || driver::cuCtxGetCurrent(&context) != CUDA_SUCCESS ||
@@ -259,8 +263,8 @@ bool lend(std::uint32_t slot, std::uint64_t block, Offer* offer, int* fd) noexce
     }
     memory = line_owners[slot].share->memory;
   }
-  if (driver::cuMemExportToShareableHandle(
-          fd, memory, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0) != CUDA_SUCCESS) {
+  if (driver::cuMemExportToShareableHandle(fd, memory, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                                           0) != CUDA_SUCCESS) {
     return false;
   }
   // Still there: then `memory` was this block's all the time.
@@ -272,7 +276,9 @@ bool lend(std::uint32_t slot, std::uint64_t block, Offer* offer, int* fd) noexce
   return false;
 }
 
-void withdraw(const Block& block) noexcept { erase(block.export_slot); }
+void withdraw(const Block& block) noexcept {
+  erase(block.export_slot);
+}
 
 void forget_exports() noexcept {
   lock.renew();

@@ -1,8 +1,8 @@
 // cuIpcGetMemHandle for vmm blocks, and what stands behind the handles it has given out.
 //
-// Natively a small cudaMalloc block shares its 2 MiB page with its neighbours over IPC too: the peer
-// gets the page. So it is here: a block in a slab is opened as the whole slab, and the pointer that
-// the peer gets lies in it. The slab's other blocks are as visible to that peer as natively.
+// Natively a small cudaMalloc block shares its 2 MiB page with its neighbours over IPC too: the
+// peer gets the page. So it is here: a block in a slab is opened as the whole slab, and the pointer
+// that the peer gets lies in it. The slab's other blocks are as visible to that peer as natively.
 #pragma once
 
 #include <cuda.h>
@@ -21,8 +21,8 @@ bool get_handle(CUipcMemHandle* out, CUdeviceptr address, CUresult* result) noex
 // fabric handle). False when that block is not there (any more), or no descriptor can be had.
 bool lend(std::uint32_t slot, std::uint64_t block, Offer* offer, int* fd) noexcept;
 
-// The block's memory goes away: clears its line, then closes the descriptor of its mapping if it was
-// the mapping's last block with a handle.
+// The block's memory goes away: clears its line, then closes the descriptor of its mapping if it
+// was the mapping's last block with a handle.
 void withdraw(const Block& block) noexcept;
 
 void forget_exports() noexcept;  // in a forked child

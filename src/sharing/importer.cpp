@@ -47,8 +47,8 @@ CUresult import_memory(const Offer& offer, int fd, CUmemGenericAllocationHandle*
   const bool fabric = offer.type == CU_MEM_HANDLE_TYPE_FABRIC;
   void* shared = fabric ? static_cast<void*>(copy.fabric)
                         : reinterpret_cast<void*>(static_cast<std::intptr_t>(fd));
-  return driver::cuMemImportFromShareableHandle(
-      out, shared, static_cast<CUmemAllocationHandleType>(offer.type));
+  return driver::cuMemImportFromShareableHandle(out, shared,
+                                                static_cast<CUmemAllocationHandleType>(offer.type));
 }
 
 // An address for imported memory, for the current device and the one the memory is on. On failure
@@ -143,9 +143,10 @@ CUresult open_first(const IpcHandle& handle, Owner& owner, Block* block) noexcep
     const bool loud = fetched == Fetched::blocked && said_blocked.first();
     log::print(loud ? LogLevel::warn : LogLevel::info,
                "the IPC handle of process {} cannot be opened: {}{}", handle.pid, why,
-               fetched == Fetched::gone ? ""
-                                        : "; processes that share memory need one pid namespace with "
-                                          "ptrace allowed (pidfd_getfd), or one network namespace");
+               fetched == Fetched::gone
+                   ? ""
+                   : "; processes that share memory need one pid namespace with "
+                     "ptrace allowed (pidfd_getfd), or one network namespace");
     return fetched == Fetched::gone ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_NOT_PERMITTED;
   }
   const CUresult code = map_offer(offer, fd, owner.device().ordinal(), block);

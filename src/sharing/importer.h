@@ -9,9 +9,9 @@
 namespace kvshim::sharing {
 
 // cuIpcOpenMemHandle with a handle of kvshim's; NULL: one that was damaged. Errors: 201 without a
-// context and in the process that made the handle; 1 for whatever does not exist (any more), with the
-// reason in the log; 800 when the exporter seems alive and cannot be reached; 217 where the current
-// device cannot access the exporter's; 2; the driver's. *out only on success.
+// context and in the process that made the handle; 1 for whatever does not exist (any more), with
+// the reason in the log; 800 when the exporter seems alive and cannot be reached; 217 where the
+// current device cannot access the exporter's; 2; the driver's. *out only on success.
 CUresult open_handle(CUdeviceptr* out, const IpcHandle* handle, unsigned flags) noexcept;
 
 // cuIpcCloseMemHandle of something that open_handle gave. False: not that, the driver's word.

@@ -8,7 +8,8 @@ namespace kvshim::sharing {
 
 // cuIpcGetMemHandle.
 bool get_mem_handle(CUipcMemHandle* out, CUdeviceptr address, CUresult* result) noexcept;
-// cuIpcOpenMemHandle. `out` may be NULL. Waits at most a second, for a process that does not answer.
+// cuIpcOpenMemHandle. `out` may be NULL. Waits at most a second, for a process that does not
+// answer.
 bool open_mem_handle(CUdeviceptr* out, const CUipcMemHandle& handle, unsigned flags,
                      CUresult* result) noexcept;
 // cuIpcCloseMemHandle: the last close waits for the work of the context that opened the memory.

@@ -84,8 +84,7 @@ bool has_ended(const IpcHandle& handle) noexcept {
   const auto pid = static_cast<pid_t>(handle.pid);
   if (pid <= 0 || (kill(pid, 0) != 0 && errno == ESRCH)) return true;
   const Status status = status_of(handle.pid);
-  return status.zombie ||
-         (status.start != 0 && handle.start != 0 && status.start != handle.start);
+  return status.zombie || (status.start != 0 && handle.start != 0 && status.start != handle.start);
 }
 
 IpcHandle self() noexcept {

@@ -1,6 +1,6 @@
-// A runtime program that shares cudaMalloc memory with a process of its own over legacy IPC, and looks
-// at the last error around it: an emulated call must leave it alone, as one that works natively does.
-// With KVSHIM_IPC=off the driver answers, and the attributes say so.
+// A runtime program that shares cudaMalloc memory with a process of its own over legacy IPC, and
+// looks at the last error around it: an emulated call must leave it alone, as one that works
+// natively does. With KVSHIM_IPC=off the driver answers, and the attributes say so.
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <sys/wait.h>

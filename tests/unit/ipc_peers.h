@@ -58,7 +58,9 @@ inline std::uint64_t word_at(CUdeviceptr ptr) {
   std::uint64_t word = 0;
   return kvsim_peek(ptr, &word, sizeof word) == 0 ? word : ~0ull;
 }
-inline void set_word(CUdeviceptr ptr, std::uint64_t word) { kvsim_poke(ptr, &word, sizeof word); }
+inline void set_word(CUdeviceptr ptr, std::uint64_t word) {
+  kvsim_poke(ptr, &word, sizeof word);
+}
 
 class Peer {
  public:
@@ -123,7 +125,9 @@ class Peer {
   int pid_ = -1, from_ = -1, to_ = -1;
 };
 
-inline long long in_peer(const Peer::Body& body, int ms = 5000) { return Peer(body).hear(ms); }
+inline long long in_peer(const Peer::Body& body, int ms = 5000) {
+  return Peer(body).hear(ms);
+}
 
 // In a child: from here on the kernel answers these system calls with `code`.
 inline void forbid(const std::vector<int>& calls, int code) {

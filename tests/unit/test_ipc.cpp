@@ -68,13 +68,15 @@ struct Traces {
 
 }  // namespace
 
-TEST_CASE("a handle is the same every time and for every address of its block, and its block's only") {
+TEST_CASE(
+    "a handle is the same every time and for every address of its block, and its block's only") {
   const Sharing sharing;
   for (const std::size_t bytes : kSizes) {
     const CUdeviceptr ptr = block(bytes);
     const CUdeviceptr other = block(bytes);
     const CUipcMemHandle first = handle_of(ptr);
-    for (std::size_t i = 0; i < 1000; ++i) REQUIRE(same(first, handle_of(ptr + i * (bytes / 1000))));
+    for (std::size_t i = 0; i < 1000; ++i)
+      REQUIRE(same(first, handle_of(ptr + i * (bytes / 1000))));
     CHECK_FALSE(same(first, handle_of(other)));
     REQUIRE(release(ptr) == CUDA_SUCCESS);
     CUipcMemHandle none{};
@@ -109,7 +111,8 @@ TEST_CASE("memory that is no vmm block of this process is left to the driver") {
   CHECK(cuMemFree(native) == CUDA_SUCCESS);
 }
 
-TEST_CASE("a peer reads and writes the block; opens are counted; it can be neither freed nor exported") {
+TEST_CASE(
+    "a peer reads and writes the block; opens are counted; it can be neither freed nor exported") {
   const Sharing sharing;
   for (const std::size_t bytes : kSizes) {
     const CUdeviceptr neighbour = block(bytes);
@@ -189,7 +192,10 @@ TEST_CASE("a handle changed in any byte, or forged in any field, opens nothing")
     forge([&](IpcHandle& h) { h.board = fd, h.block ^= 1; });
   }
   forge([&](IpcHandle& h) { h.pid = static_cast<unsigned>(dead), h.start = 0, ++h.nonce; });
-  forge([&](IpcHandle& h) { h.pid = 1, h.start = 0; h.nonce ^= 1; });
+  forge([&](IpcHandle& h) {
+    h.pid = 1, h.start = 0;
+    h.nonce ^= 1;
+  });
   forge([&](IpcHandle& h) { h.pid = 0x7fffffff, h.nonce ^= 1; });
   forge([&](IpcHandle& h) { h.pid = 0, h.start = 0, h.nonce ^= 1; });
   CHECK(in_peer([&]() -> long long {
@@ -207,7 +213,8 @@ TEST_CASE("a handle changed in any byte, or forged in any field, opens nothing")
   CHECK(release(ptr) == CUDA_SUCCESS);
 }
 
-TEST_CASE("a freed block is refused, also when its descriptor's number and its line are used again") {
+TEST_CASE(
+    "a freed block is refused, also when its descriptor's number and its line are used again") {
   for (const bool by_socket : {false, true}) {
     const Sharing sharing;
     for (const std::size_t bytes : kSizes) {
@@ -266,7 +273,8 @@ TEST_CASE("descriptors: one for a mapping, none when its last block is freed") {
   CHECK(open_files() == before);
 }
 
-TEST_CASE("where pidfd is refused the socket is used; where that is too, the answer comes at once") {
+TEST_CASE(
+    "where pidfd is refused the socket is used; where that is too, the answer comes at once") {
   const Sharing sharing;
   for (const std::size_t bytes : kSizes) {
     const CUdeviceptr ptr = block(bytes);
@@ -441,8 +449,8 @@ TEST_CASE("every step of opening can fail: undone, told, and possible afterwards
   const CUdeviceptr ptr = block(3 * kMiB2);
   set_word(ptr, 4711);
   const CUipcMemHandle handle = handle_of(ptr);
-  for (const char* step : {"cuMemImportFromShareableHandle", "cuMemAddressReserve", "cuMemMap",
-                           "cuMemSetAccess"}) {
+  for (const char* step :
+       {"cuMemImportFromShareableHandle", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess"}) {
     for (const int code : {2, 719, 999}) {
       INFO(step << " answers " << code);
       CHECK(in_peer([&]() -> long long {
@@ -566,7 +574,8 @@ TEST_CASE("many threads open, use and close one handle, and others are given out
   CHECK(release(ptr) == CUDA_SUCCESS);
 }
 
-TEST_CASE("other namespaces: another pid namespace goes over the socket, none open says so at once") {
+TEST_CASE(
+    "other namespaces: another pid namespace goes over the socket, none open says so at once") {
   const Sharing sharing;
   const CUdeviceptr ptr = block(4096);
   set_word(ptr, 4711);
@@ -670,7 +679,8 @@ TEST_CASE("no lock is held while the driver exports or imports") {
   CHECK(kvsim_gate_timeouts() == 0);
 }
 
-TEST_CASE("when every line of the board is taken, the next handle is out of memory, until one is free") {
+TEST_CASE(
+    "when every line of the board is taken, the next handle is out of memory, until one is free") {
   const Sharing sharing;
   std::vector<CUdeviceptr> blocks;
   CUipcMemHandle handle{};
