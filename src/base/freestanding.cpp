@@ -37,11 +37,12 @@ template class allocator<char>;
 }  // namespace std
 
 // fmt's exception class derives from std::runtime_error, whose members would bring libstdc++'s
-// exception machinery and its constructors along. By their symbols, since the class is the runtime's.
-#define KVSHIM_TRAP_SYMBOL(name, symbol) \
+// exception machinery and its constructors along. By their symbols, since the class is the
+// runtime's.
+#define KVSHIM_TRAP_SYMBOL(name, symbol)  \
   extern "C" void name() __asm__(symbol); \
-  extern "C" void name() {               \
-    __builtin_trap();                    \
+  extern "C" void name() {                \
+    __builtin_trap();                     \
   }
 KVSHIM_TRAP_SYMBOL(kvshim_trap_what, "_ZNKSt13runtime_error4whatEv")
 KVSHIM_TRAP_SYMBOL(kvshim_trap_destroy, "_ZNSt13runtime_errorD2Ev")

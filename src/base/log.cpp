@@ -36,7 +36,7 @@ void put(int fd, const char* text, std::size_t length) {
   sigpending(&pending);
   if (sigprocmask(SIG_BLOCK, &raised, &before) != 0) return;
 
-  int ours = 0;  // the signal that our write brought
+  int ours = 0;         // the signal that our write brought
   while (length > 0) {  // once, but for signals and pipes that are full
     const long written = syscall(SYS_write, fd, text, length);
     if (written < 0 && errno == EINTR) continue;

@@ -24,7 +24,8 @@ void write_raw(const char* text, std::size_t length);
 
 // Not inlined: its line buffer must not become part of the stack frame of callers that say nothing.
 template <typename... Args>
-[[gnu::noinline, gnu::cold]] void print(LogLevel level, fmt::format_string<Args...> format, Args&&... args) {
+[[gnu::noinline, gnu::cold]] void print(LogLevel level, fmt::format_string<Args...> format,
+                                        Args&&... args) {
   static_assert(!(std::is_floating_point_v<std::remove_cvref_t<Args>> || ...),
                 "no floating point in a message (format.h): print whole units or format_size()");
   if (!enabled(level)) return;
@@ -32,10 +33,10 @@ template <typename... Args>
   const auto end = fmt::format_to_n(line, sizeof(line), format, static_cast<Args&&>(args)...);
   write(level, line, end.size < sizeof(line) ? end.size : sizeof(line));
 }
-#define KVSHIM_LOG_LEVEL(name)                                    \
-  template <typename... Args>                                     \
-  void name(fmt::format_string<Args...> format, Args&&... args) { \
-    if (enabled(LogLevel::name)) print(LogLevel::name, format, static_cast<Args&&>(args)...);  \
+#define KVSHIM_LOG_LEVEL(name)                                                                \
+  template <typename... Args>                                                                 \
+  void name(fmt::format_string<Args...> format, Args&&... args) {                             \
+    if (enabled(LogLevel::name)) print(LogLevel::name, format, static_cast<Args&&>(args)...); \
   }
 KVSHIM_LOG_LEVEL(error)
 KVSHIM_LOG_LEVEL(warn)
@@ -46,7 +47,10 @@ KVSHIM_LOG_LEVEL(debug)
 // A message worth saying once (or a few times) per process: `if (seen.first()) log::warn(...)`.
 class Once {
  public:
-  bool first() { return !said_.exchange(true, std::memory_order_relaxed); }
+  bool first() {
+    return !said_.load(std::memory_order_relaxed) &&
+           !said_.exchange(true, std::memory_order_relaxed);
+  }
 
  private:
   std::atomic<bool> said_{false};

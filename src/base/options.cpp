@@ -309,8 +309,6 @@ void report_unknown() {
     } else if (state.compare_exchange_strong(seen, self, std::memory_order_acq_rel)) {
       publish(parsed, from);
       state.store(kReady, std::memory_order_release);
-      report_refused();
-      report_unknown();
       break;
     }
   }
@@ -346,6 +344,11 @@ Origin option_origin(unsigned index) {
 }
 
 void log_options() {
+  static constinit log::Once said;
+  if (!said.first()) return;
+  options();
+  report_refused();
+  report_unknown();
   constexpr const char* origin_texts[] = {"default", "from the environment",
                                           "default, the environment's value was refused"};
   const Options& now = options();

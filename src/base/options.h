@@ -43,15 +43,16 @@ struct OptionTable {
 OptionTable option_table();
 
 // The process's options. The first call reads the environment (thread-safe, no heap); later calls
-// cost one atomic load. Refused values are reported through the log on that first call.
+// cost one atomic load. Says nothing: log_options() does.
 const Options& options();
 Origin option_origin(unsigned index);
 
 // For tests: parse a given environment instead of the process's. `lookup` returns NULL for unset.
 void parse_options(const char* (*lookup)(const char* env), Options* into, Origin* origins);
 
-// Says what the options are: the threshold in bytes and whatever was set at info, the rest at
-// debug.
+// Says what was read, once a process: refused values and unknown names (always), the threshold and
+// options that were set (info), all of them (debug). For the moment when a process turns out to use
+// CUDA memory: one that never does is told nothing.
 void log_options();
 
 // After fork in the child nothing changes: options are inherited.

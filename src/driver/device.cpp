@@ -101,8 +101,8 @@ void Device::step_down(HandleStep step, CUresult code) noexcept {
   // unless somebody asked for it by name.
   const bool expected_so = step == HandleStep::fabric && options().handle != HandleChoice::fabric;
   const LogLevel level = expected_so ? LogLevel::info : LogLevel::warn;
-  log::print(level, "device {}: the driver refused {} memory ({} {}); from now on: {}{}", facts_.ordinal,
-             handle_step_name(step), static_cast<int>(code), error_name(code),
+  log::print(level, "device {}: the driver refused {} memory ({} {}); from now on: {}{}",
+             facts_.ordinal, handle_step_name(step), static_cast<int>(code), error_name(code),
              lower == HandleStep::unsupported ? "native cuMemAlloc" : handle_step_name(lower),
              lower == HandleStep::unsupported ? " (this memory cannot be exported)" : "");
 }
@@ -147,8 +147,10 @@ void Device::ask(CUdevice ordinal) noexcept {
   facts_.ordinal = ordinal;
   std::size_t total = 0;
   if (cuDeviceTotalMem_v2(&total, ordinal) == CUDA_SUCCESS) facts_.total_bytes = total;
-  facts_.rdma = attribute(ordinal, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED) != 0;
-  facts_.posix = attribute(ordinal, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED) != 0;
+  facts_.rdma =
+      attribute(ordinal, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED) != 0;
+  facts_.posix =
+      attribute(ordinal, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED) != 0;
   facts_.fabric = attribute(ordinal, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED) != 0;
   facts_.numa_node = attribute(ordinal, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, -1);
   if (facts_.numa_node < 0) facts_.numa_node = sysfs_numa_node(ordinal);
@@ -171,7 +173,8 @@ void Device::ask(CUdevice ordinal) noexcept {
     log::warn("KVSHIM_HANDLE=fabric: device {} has no fabric handles", ordinal);
   }
   if (step == HandleStep::unsupported) {
-    log::warn("device {} has no virtual memory management: vmm blocks are native ones here", ordinal);
+    log::warn("device {} has no virtual memory management: vmm blocks are native ones here",
+              ordinal);
     return;
   }
   ask_granularity();
@@ -184,7 +187,8 @@ void Device::ask(CUdevice ordinal) noexcept {
 Device* device(CUdevice ordinal) {
   if (ordinal < 0 || ordinal >= kMaxDevices) return nullptr;
   Device& slot = devices[ordinal];
-  if (slot.ready_.load(std::memory_order_acquire)) [[likely]] return &slot;
+  if (slot.ready_.load(std::memory_order_acquire)) [[likely]]
+    return &slot;
   // Asking needs the driver, so no lock: two threads may both ask, the first one is kept.
   Device asked;
   asked.ask(ordinal);
@@ -201,6 +205,7 @@ Device* device(CUdevice ordinal) {
 }
 
 const Device* used_device(int index) noexcept {
+  if (index < 0 || index >= kMaxDevices) return nullptr;
   const Device& slot = devices[index];
   return slot.ready_.load(std::memory_order_acquire) ? &slot : nullptr;
 }

@@ -30,8 +30,12 @@ class Device {
 
   CUdevice ordinal() const noexcept { return facts_.ordinal; }
   std::uint64_t total_bytes() const noexcept { return facts_.total_bytes; }
-  std::uint64_t granularity() const noexcept { return facts_.granularity; }  // of VMM, at least 2 MiB
-  int numa_node() const noexcept { return facts_.numa_node; }  // of the host memory nearest; -1 unknown
+  std::uint64_t granularity() const noexcept {
+    return facts_.granularity;
+  }  // of VMM, at least 2 MiB
+  int numa_node() const noexcept {
+    return facts_.numa_node;
+  }  // of the host memory nearest; -1 unknown
 
   // Managed memory that CPU and GPU may touch at the same time. Without it the CPU cannot place
   // pages while kernels run (a SIGSEGV on Windows, WSL2, Jetson).
@@ -48,7 +52,9 @@ class Device {
   // True for codes that mean "not this way" rather than "not now" or "not any more".
   static bool is_refusal(CUresult code) noexcept;
   // Why the best step is not the one in use: the code it was refused with, 0 when it was not asked.
-  CUresult fabric_refusal() const noexcept { return fabric_refusal_.load(std::memory_order_relaxed); }
+  CUresult fabric_refusal() const noexcept {
+    return fabric_refusal_.load(std::memory_order_relaxed);
+  }
   // Its name, for the summary, which may make no driver call. Static storage.
   const char* fabric_refusal_name() const noexcept {
     return fabric_refusal_name_.load(std::memory_order_relaxed);

@@ -24,7 +24,8 @@ class Function<CUresult(Args...)> {
   // a weak reference sees), CUDA_ERROR_NOT_SUPPORTED where this driver lacks the function.
   CUresult operator()(Args... args) const noexcept {
     Pointer function = find();
-    if (function != nullptr) [[likely]] return function(args...);
+    if (function != nullptr) [[likely]]
+      return function(args...);
     return loaded() ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_NOT_INITIALIZED;
   }
   bool exists() const noexcept { return find() != nullptr; }

@@ -8,7 +8,10 @@
 
 namespace kvshim::driver {
 
-#define KVSHIM_DRIVER_FUNCTION(name, ...) inline constinit Function<CUresult(__VA_ARGS__)> name{#name}
+#define KVSHIM_DRIVER_FUNCTION(name, ...)                 \
+  inline constinit Function<CUresult(__VA_ARGS__)> name { \
+#name                                                 \
+  }
 
 KVSHIM_DRIVER_FUNCTION(cuCtxSynchronize);
 KVSHIM_DRIVER_FUNCTION(cuCtxGetCurrent, CUcontext*);
@@ -56,8 +59,8 @@ KVSHIM_DRIVER_FUNCTION(cuMemGetAllocationPropertiesFromHandle, CUmemAllocationPr
 KVSHIM_DRIVER_FUNCTION(cuMemcpyAsync, CUdeviceptr, CUdeviceptr, std::size_t, CUstream);
 KVSHIM_DRIVER_FUNCTION(cuMemcpy2DAsync_v2, const CUDA_MEMCPY2D*, CUstream);
 KVSHIM_DRIVER_FUNCTION(cuMemcpy3DPeerAsync, const CUDA_MEMCPY3D_PEER*, CUstream);
-KVSHIM_DRIVER_FUNCTION(cuMemcpyPeerAsync, CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, std::size_t,
-                       CUstream);
+KVSHIM_DRIVER_FUNCTION(cuMemcpyPeerAsync, CUdeviceptr, CUcontext, CUdeviceptr, CUcontext,
+                       std::size_t, CUstream);
 KVSHIM_DRIVER_FUNCTION(cuPointerGetAttribute, void*, CUpointer_attribute, CUdeviceptr);
 KVSHIM_DRIVER_FUNCTION(cuStreamGetCtx, CUstream, CUcontext*);
 KVSHIM_DRIVER_FUNCTION(cuStreamIsCapturing, CUstream, CUstreamCaptureStatus*);

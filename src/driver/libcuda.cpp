@@ -172,8 +172,8 @@ void* handle() noexcept {
 
 namespace {
 
-// dl_iterate_phdr does not take the lock that dlopen holds while it runs constructors: a thread that
-// a constructor waits for may make its first CUDA call.
+// dl_iterate_phdr does not take the lock that dlopen holds while it runs constructors: a thread
+// that a constructor waits for may make its first CUDA call.
 struct Search {
   const char* name;
   void* found;
@@ -189,8 +189,7 @@ int visit(dl_phdr_info* info, std::size_t, void* argument) {
   map.l_addr = info->dlpi_addr;
   for (int index = 0; index < info->dlpi_phnum; ++index) {
     if (info->dlpi_phdr[index].p_type == PT_DYNAMIC) {
-      map.l_ld =
-          reinterpret_cast<ElfW(Dyn)*>(info->dlpi_addr + info->dlpi_phdr[index].p_vaddr);
+      map.l_ld = reinterpret_cast<ElfW(Dyn)*>(info->dlpi_addr + info->dlpi_phdr[index].p_vaddr);
     }
   }
   if (map.l_ld == nullptr || search->name == nullptr) return 1;

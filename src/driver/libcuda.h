@@ -14,12 +14,12 @@ void* real_dlsym_address() noexcept;
 void* real_dlvsym_address() noexcept;
 
 // The driver library if the process has loaded it by whatever way, NULL if not (yet). kvshim never
-// loads it. The handle is kept for ever, so that the driver stays loaded. Takes the loader's lock: for
-// the look-up path only. dlerror() is clean afterwards.
+// loads it. The handle is kept for ever, so that the driver stays loaded. Takes the loader's lock:
+// for the look-up path only. dlerror() is clean afterwards.
 void* handle() noexcept;
 
-// Whether the driver is loaded, and its function of exactly this exported name, or NULL. Neither takes
-// the lock that the loader holds while it runs constructors.
+// Whether the driver is loaded, and its function of exactly this exported name, or NULL. Neither
+// takes the lock that the loader holds while it runs constructors.
 bool loaded() noexcept;
 void* symbol(const char* name) noexcept;
 

@@ -1,5 +1,5 @@
-// Which device can reach whose memory, as the driver says, each pair asked once. No policy. A process
-// that uses one device never gets here.
+// Which device can reach whose memory, as the driver says, each pair asked once. No policy. A
+// process that uses one device never gets here.
 #pragma once
 
 #include <cuda.h>

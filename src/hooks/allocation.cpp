@@ -9,8 +9,8 @@ using namespace kvshim;
 
 namespace {
 
-// The size of cuMemAlloc memory of the driver's own; 0 for all other kinds (pools, managed, VMM) and
-// for what is no memory. Such memory was allocated by a caller that no preload reaches.
+// The size of cuMemAlloc memory of the driver's own; 0 for all other kinds (pools, managed, VMM)
+// and for what is no memory. Such memory was allocated by a caller that no preload reaches.
 std::size_t plain_bytes(CUdeviceptr ptr) {
   unsigned legacy_ipc = 0;  // only cuMemAlloc memory has it; the driver may write one byte or four
   std::size_t bytes = 0;
@@ -34,7 +34,8 @@ KVSHIM_HOOK_DEF CUresult cuMemAlloc_v2(CUdeviceptr* out, std::size_t bytes) {
 KVSHIM_HOOK_DEF CUresult cuMemAllocPitch_v2(CUdeviceptr* out, std::size_t* pitch, std::size_t width,
                                             std::size_t height, unsigned element) {
   const Reentry guard;
-  // Rows are a multiple of 512 bytes apart, for every element size that the driver takes (measured).
+  // Rows are a multiple of 512 bytes apart, for every element size that the driver takes
+  // (measured).
   constexpr std::size_t kPitch = 512;
   const bool understood = element == 4 || element == 8 || element == 16;
   std::size_t bytes = 0;
@@ -59,8 +60,10 @@ KVSHIM_HOOK_DEF CUresult cuMemFree_v2(CUdeviceptr ptr) {
     telemetry::counters.unseen.add(unseen);
     static constinit log::Once said;
     if (said.first()) {
-      log::warn("memory of {} bytes is freed that was allocated past kvshim: is a plugin loaded with "
-                "RTLD_DEEPBIND?", unseen);
+      log::warn(
+          "memory of {} bytes is freed that was allocated past kvshim: is a plugin loaded with "
+          "RTLD_DEEPBIND?",
+          unseen);
     }
   }
   return result;
@@ -68,8 +71,12 @@ KVSHIM_HOOK_DEF CUresult cuMemFree_v2(CUdeviceptr ptr) {
 
 KVSHIM_HOOK_DEF CUresult cuMemAllocManaged(CUdeviceptr* out, std::size_t bytes, unsigned flags) {
   const Reentry guard;
-  const CUresult code = once_more([&] { return real::cuMemAllocManaged(out, bytes, flags); }, guard);
-  if (code == CUDA_SUCCESS && !pass_through(guard)) telemetry::counters.own_managed.add(bytes);
+  const CUresult code =
+      once_more([&] { return real::cuMemAllocManaged(out, bytes, flags); }, guard);
+  if (code == CUDA_SUCCESS && !pass_through(guard)) {
+    telemetry::counters.own_managed.add(bytes);
+    engine::note_use();
+  }
   return code;
 }
 
@@ -78,6 +85,9 @@ KVSHIM_HOOK_DEF CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, std::
   const Reentry guard;
   const CUresult code =
       once_more([&] { return real::cuMemCreate(handle, bytes, prop, flags); }, guard);
-  if (code == CUDA_SUCCESS && !pass_through(guard)) telemetry::counters.own_vmm.add(bytes);
+  if (code == CUDA_SUCCESS && !pass_through(guard)) {
+    telemetry::counters.own_vmm.add(bytes);
+    engine::note_use();
+  }
   return code;
 }

@@ -17,11 +17,12 @@ bool is_large(std::size_t bytes) {
 
 void count(std::size_t bytes) {
   telemetry::counters.pool.add(bytes);
+  engine::note_use();
   if (is_large(bytes)) telemetry::counters.pool_large.add(bytes);
 }
 
-// A block that exists at once is also there in stream order. Not while the stream captures: then the
-// allocation is a node of the graph.
+// A block that exists at once is also there in stream order. Not while the stream captures: then
+// the allocation is a node of the graph.
 bool may_route(const CUdeviceptr* out, std::size_t bytes, CUstream stream) {
   if (out == nullptr || options().async != AsyncPolicy::route || !is_large(bytes)) return false;
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
@@ -30,7 +31,8 @@ bool may_route(const CUdeviceptr* out, std::size_t bytes, CUstream stream) {
 }
 
 template <typename Real>
-CUresult allocate(CUdeviceptr* out, std::size_t bytes, CUstream stream, StreamZero zero, Real real) {
+CUresult allocate(CUdeviceptr* out, std::size_t bytes, CUstream stream, StreamZero zero,
+                  Real real) {
   const Reentry guard;
   if (pass_through(guard)) return real();
   if (may_route(out, bytes, driver::resolve_stream(stream, zero))) {

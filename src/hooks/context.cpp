@@ -53,9 +53,11 @@ KVSHIM_HOOK_DEF CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
 }
 
 KVSHIM_HOOK_DEF CUresult cuDevicePrimaryCtxReset(CUdevice device) {
-  return destroy(driver::primary_context(device), [&] { return real::cuDevicePrimaryCtxReset(device); });
+  return destroy(driver::primary_context(device),
+                 [&] { return real::cuDevicePrimaryCtxReset(device); });
 }
 
 KVSHIM_HOOK_DEF CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
-  return destroy(driver::primary_context(device), [&] { return real::cuDevicePrimaryCtxReset_v2(device); });
+  return destroy(driver::primary_context(device),
+                 [&] { return real::cuDevicePrimaryCtxReset_v2(device); });
 }

@@ -1,7 +1,7 @@
 // cuMemcpy of linear memory and of rectangles, in all forms. The driver does the work; see
 // memory/copies.h for what is refused before it and what follows on its refusal.
-#include "hooks/hook.h"
 #include "memory/copies.h"
+#include "hooks/hook.h"
 
 using namespace kvshim;
 using copies::Linear;
@@ -54,26 +54,26 @@ CUdeviceptr at_side(const void* host) {
 }  // namespace
 
 // A blocking form with its per-thread twin, and an Async form with its own.
-#define KVSHIM_COPY(name, suffix, To, From)                                                        \
-  KVSHIM_HOOK_DEF CUresult name##suffix(To to, From from, std::size_t bytes) {                     \
-    return run(Linear{at_side(to), at_side(from), bytes, CU_STREAM_LEGACY, true},                  \
-               [&] { return real::name##suffix(to, from, bytes); });                               \
-  }                                                                                                \
-  KVSHIM_HOOK_DEF CUresult name##suffix##_ptds(To to, From from, std::size_t bytes) {              \
-    return run(Linear{at_side(to), at_side(from), bytes, CU_STREAM_PER_THREAD, true},              \
-               [&] { return real::name##suffix##_ptds(to, from, bytes); });                        \
-  }                                                                                                \
-  KVSHIM_HOOK_DEF CUresult name##Async##suffix(To to, From from, std::size_t bytes,                \
-                                               CUstream stream) {                                  \
-    return run(Linear{at_side(to), at_side(from), bytes,                                           \
-                      driver::resolve_stream(stream, StreamZero::legacy), false},                  \
-               [&] { return real::name##Async##suffix(to, from, bytes, stream); });                \
-  }                                                                                                \
-  KVSHIM_HOOK_DEF CUresult name##Async##suffix##_ptsz(To to, From from, std::size_t bytes,         \
-                                                      CUstream stream) {                           \
-    return run(Linear{at_side(to), at_side(from), bytes,                                           \
-                      driver::resolve_stream(stream, StreamZero::per_thread), false},              \
-               [&] { return real::name##Async##suffix##_ptsz(to, from, bytes, stream); });         \
+#define KVSHIM_COPY(name, suffix, To, From)                                                \
+  KVSHIM_HOOK_DEF CUresult name##suffix(To to, From from, std::size_t bytes) {             \
+    return run(Linear{at_side(to), at_side(from), bytes, CU_STREAM_LEGACY, true},          \
+               [&] { return real::name##suffix(to, from, bytes); });                       \
+  }                                                                                        \
+  KVSHIM_HOOK_DEF CUresult name##suffix##_ptds(To to, From from, std::size_t bytes) {      \
+    return run(Linear{at_side(to), at_side(from), bytes, CU_STREAM_PER_THREAD, true},      \
+               [&] { return real::name##suffix##_ptds(to, from, bytes); });                \
+  }                                                                                        \
+  KVSHIM_HOOK_DEF CUresult name##Async##suffix(To to, From from, std::size_t bytes,        \
+                                               CUstream stream) {                          \
+    return run(Linear{at_side(to), at_side(from), bytes,                                   \
+                      driver::resolve_stream(stream, StreamZero::legacy), false},          \
+               [&] { return real::name##Async##suffix(to, from, bytes, stream); });        \
+  }                                                                                        \
+  KVSHIM_HOOK_DEF CUresult name##Async##suffix##_ptsz(To to, From from, std::size_t bytes, \
+                                                      CUstream stream) {                   \
+    return run(Linear{at_side(to), at_side(from), bytes,                                   \
+                      driver::resolve_stream(stream, StreamZero::per_thread), false},      \
+               [&] { return real::name##Async##suffix##_ptsz(to, from, bytes, stream); }); \
   }
 
 KVSHIM_COPY(cuMemcpy, , CUdeviceptr, CUdeviceptr)

@@ -1,5 +1,5 @@
-// What every wrapper includes: the real functions of all hooked names, and the way to define a hook.
-// A wrapper is a few lines and clever in none: guard, out-parameter check, engine call.
+// What every wrapper includes: the real functions of all hooked names, and the way to define a
+// hook. A wrapper is a few lines and clever in none: guard, out-parameter check, engine call.
 #pragma once
 
 #include <cuda.h>

@@ -143,7 +143,8 @@ Decision decide(const Request& request) {
   const char* const name = request.name;
   if (name == nullptr) return request.natural();
   if (request.handle == RTLD_NEXT) {
-    // An interposer before us that asks for the next dlsym by version would pass us by: ours has none.
+    // An interposer before us that asks for the next dlsym by version would pass us by: ours has
+    // none.
     const bool lookup = std::strcmp(name, "dlsym") == 0 || std::strcmp(name, "dlvsym") == 0;
     if (!lookup || request.version == nullptr || !stands_before_us(request.caller)) {
       return request.natural();

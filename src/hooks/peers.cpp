@@ -1,8 +1,8 @@
 // Peer access: natively it opens the peer's cuMemAlloc memory, what lives and what comes. Disabling
 // is the driver's alone: access to vmm blocks stays, which no program that follows the rules sees.
+#include "memory/peers.h"
 #include "driver/contexts.h"
 #include "hooks/hook.h"
-#include "memory/peers.h"
 
 using namespace kvshim;
 

@@ -107,7 +107,8 @@ CUresult detour(CUcontext running, CUstream stream, bool wait, CUcontext context
   return code;
 }
 
-// `across` copies between two devices, each reached by its own context, and `within` in one context.
+// `across` copies between two devices, each reached by its own context, and `within` in one
+// context.
 template <typename Across, typename Within>
 Retry retry_with(const Side& to, const Side& from, CUstream stream, bool wait, CUresult* result,
                  Across across, Within within) noexcept {
@@ -130,8 +131,8 @@ Retry retry_with(const Side& to, const Side& from, CUstream stream, bool wait, C
 
 // A side of a rectangle, from its first byte to behind its last one. Nothing for memory that is not
 // given by a device pointer, and where that overflows.
-Stretch stretch(CUmemorytype type, CUdeviceptr base, std::size_t x, std::size_t y, std::size_t pitch,
-                const CUDA_MEMCPY2D& what) noexcept {
+Stretch stretch(CUmemorytype type, CUdeviceptr base, std::size_t x, std::size_t y,
+                std::size_t pitch, const CUDA_MEMCPY2D& what) noexcept {
   if (type != CU_MEMORYTYPE_DEVICE && type != CU_MEMORYTYPE_UNIFIED) return {};
   Stretch side;
   std::uint64_t above = 0;

@@ -1,7 +1,9 @@
 // cuMemcpy* on vmm blocks. The driver copies; kvshim adds what it cannot know or will not do:
-//   - the end of a block: the driver checks a copy against the mapping, behind a block in a slab lies
+//   - the end of a block: the driver checks a copy against the mapping, behind a block in a slab
+//   lies
 //     another one, and memory that no live block covers is nobody's to the program;
-//   - another device's block: native memory is copied between devices without any call, by way of the
+//   - another device's block: native memory is copied between devices without any call, by way of
+//   the
 //     host if need be, while VMM memory without access for the copying device is refused with 1.
 // While the stream captures the driver alone decides.
 #pragma once
@@ -42,8 +44,9 @@ inline Verdict judge(const Linear& copy) noexcept {
 }
 Verdict judge(const Rectangle& copy) noexcept;
 
-// After the driver has answered 1 to a copy with vmm blocks in it. `again`: ask the driver once more
-// (a device has gained access); `done`: carried out another way, with *result; `stands`: the 1 is right.
+// After the driver has answered 1 to a copy with vmm blocks in it. `again`: ask the driver once
+// more (a device has gained access); `done`: carried out another way, with *result; `stands`: the 1
+// is right.
 enum class Retry : unsigned char { stands, again, done };
 Retry retry(const Linear& copy, CUresult* result) noexcept;
 Retry retry(const Rectangle& copy, CUresult* result) noexcept;

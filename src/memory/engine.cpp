@@ -49,17 +49,19 @@ void in_forked_child() {
 constinit std::atomic<bool> prepared{false};
 
 void prepare() noexcept {
-  if (prepared.load(std::memory_order_acquire)) [[likely]] return;
+  if (prepared.load(std::memory_order_acquire)) [[likely]]
+    return;
   if (prepared.exchange(true, std::memory_order_acq_rel)) return;
   pthread_atfork(nullptr, nullptr, in_forked_child);
   if (options().summary || options().log >= LogLevel::info) atexit(telemetry::write_summary);
-  log_options();
 }
 
 // May memory be allocated or freed here and now? The driver's own answer, for 70 ns and without any
 // effect but the native one: cuMemFree(0) is refused with 900 (and ends the capture) exactly where
 // cuMemAlloc and cuMemFree are.
-CUresult verdict() noexcept { return driver::cuMemFree_v2(0); }
+CUresult verdict() noexcept {
+  return driver::cuMemFree_v2(0);
+}
 
 CUresult make_vmm(Owner& owner, std::uint64_t bytes, Block* block) noexcept {
   driver::Device& device = owner.device();
@@ -106,14 +108,13 @@ CUresult make_or_fall(Kind wanted, Owner& owner, std::uint64_t bytes, Block* blo
   }
   CUresult code = make(kind, owner, bytes, block);
   if (code == CUDA_ERROR_OUT_OF_MEMORY && make_room()) code = make(kind, owner, bytes, block);
-  const bool may_fall =
-      code == CUDA_ERROR_OUT_OF_MEMORY || driver::Device::is_refusal(code);
+  const bool may_fall = code == CUDA_ERROR_OUT_OF_MEMORY || driver::Device::is_refusal(code);
   if (kind == Kind::vmm && may_fall) code = make(Kind::native, owner, bytes, block);
   return code;
 }
 
-// Hands the block over to wait for the stream's work. The event belongs to the stream's context, which
-// need not be the current one.
+// Hands the block over to wait for the stream's work. The event belongs to the stream's context,
+// which need not be the current one.
 bool retire(const Block& block, CUstream stream) noexcept {
   CUcontext context = nullptr;
   const bool own = driver::cuStreamGetCtx(stream, &context) == CUDA_SUCCESS && context != nullptr;
@@ -130,12 +131,16 @@ bool retire(const Block& block, CUstream stream) noexcept {
 
 void note_largest_small(std::uint64_t bytes) noexcept {
   std::uint64_t seen = counters.largest_small.load(std::memory_order_relaxed);
-  while (seen < bytes && !counters.largest_small.compare_exchange_weak(
-                             seen, bytes, std::memory_order_relaxed)) {
+  while (seen < bytes &&
+         !counters.largest_small.compare_exchange_weak(seen, bytes, std::memory_order_relaxed)) {
   }
 }
 
 }  // namespace
+
+void note_use() noexcept {
+  log_options();
+}
 
 bool active() noexcept {
   if (options().disable) return false;
@@ -146,6 +151,7 @@ bool active() noexcept {
 CUresult allocate(CUdeviceptr* out, std::size_t bytes) noexcept {
   CUresult code = verdict();
   if (code != CUDA_SUCCESS) return code;
+  note_use();
   Owner* owner = nullptr;
   code = owners.current(&owner);
   // A device beyond the table of devices: native memory, unseen.
@@ -158,8 +164,8 @@ CUresult allocate(CUdeviceptr* out, std::size_t bytes) noexcept {
   Block block;
   block.bytes = bytes;
   block.owner = owner;
-  code = registry::reserve() ? make_or_fall(wanted, *owner, bytes, &block)
-                             : CUDA_ERROR_OUT_OF_MEMORY;
+  code =
+      registry::reserve() ? make_or_fall(wanted, *owner, bytes, &block) : CUDA_ERROR_OUT_OF_MEMORY;
   if (code != CUDA_SUCCESS) {
     if (code == CUDA_ERROR_OUT_OF_MEMORY) {
       counters.out_of_memory.fetch_add(1, std::memory_order_relaxed);
@@ -250,9 +256,10 @@ CUresult mem_info(std::size_t* free, std::size_t* total) noexcept {
   std::size_t real_total = 0;
   const CUresult code = driver::cuMemGetInfo_v2(&real_free, &real_total);
   if (code != CUDA_SUCCESS) return code;
+  // A query asks a device nothing: where it is not known yet, nothing is held on it.
   CUdevice ordinal = 0;
-  driver::Device* device =
-      driver::cuCtxGetDevice(&ordinal) == CUDA_SUCCESS ? driver::device(ordinal) : nullptr;
+  const driver::Device* device =
+      driver::cuCtxGetDevice(&ordinal) == CUDA_SUCCESS ? driver::used_device(ordinal) : nullptr;
   std::uint64_t held = 0;
   if (device != nullptr) {
     for (Owner* owner = owners.first(); owner != nullptr; owner = Owners::next(*owner)) {
@@ -297,7 +304,8 @@ Destruction before_destroy(CUcontext context) noexcept {
 
 void after_destroy(const Destruction& destruction, bool destroyed) noexcept {
   Owner* owner = destruction.owner;
-  if (destroyed && owner != nullptr) owner->end();  // the driver may give its address to a new context
+  if (destroyed && owner != nullptr)
+    owner->end();  // the driver may give its address to a new context
   retired::settle(destruction.retired, owner, destruction.context, destroyed);
   if (!destroyed || owner == nullptr) return;
   Block block;

@@ -19,6 +19,10 @@ namespace kvshim::engine {
 // handler and, where a summary is wanted, its exit handler; it makes no CUDA call.
 bool active() noexcept;
 
+// The process uses CUDA memory: from here on there is something to say. The first call says what
+// the options are; a process that never allocates is told nothing.
+void note_use() noexcept;
+
 // cuMemAlloc: bytes > 0, out not NULL. The block belongs to the current context.
 CUresult allocate(CUdeviceptr* out, std::size_t bytes) noexcept;
 
@@ -63,8 +67,8 @@ struct Destruction {
 Destruction before_destroy(CUcontext context) noexcept;
 void after_destroy(const Destruction& destruction, bool destroyed) noexcept;
 
-// After the driver said "out of memory" to an allocation of the program's own (cuMemCreate, a pool):
-// gives back what kvshim holds. True when that came to something: try once more.
+// After the driver said "out of memory" to an allocation of the program's own (cuMemCreate, a
+// pool): gives back what kvshim holds. True when that came to something: try once more.
 bool make_room() noexcept;
 
 // A cuMemset of any form, `height` rows (1 for the 1D forms) of `width` elements.
@@ -74,8 +78,8 @@ struct Memset {
   std::size_t width;  // elements per row
   std::size_t height;
   placement::Pattern pattern;
-  CUstream stream;    // explicit: resolve_stream()
-  bool wait;          // the blocking forms return when it is done
+  CUstream stream;  // explicit: resolve_stream()
+  bool wait;        // the blocking forms return when it is done
 };
 // Carries it out by the CPU in stream order, if it is for a managed block and the CPU should; or
 // answers "invalid value" for one that runs past the end of a vmm block. False: the driver's turn.

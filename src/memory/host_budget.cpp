@@ -1,5 +1,5 @@
-// Reads the limits on host memory from /proc, the cgroup tree and getrlimit, without heap or stdio; see
-// host_budget.h. Decides nothing.
+// Reads the limits on host memory from /proc, the cgroup tree and getrlimit, without heap or stdio;
+// see host_budget.h. Decides nothing.
 #include "memory/host_budget.h"
 
 #include <fcntl.h>
@@ -149,6 +149,8 @@ Budget measure_at(const char* root) noexcept {
   return budget;
 }
 
-Budget measure() noexcept { return measure_at(""); }
+Budget measure() noexcept {
+  return measure_at("");
+}
 
 }  // namespace kvshim::host_budget

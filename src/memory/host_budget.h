@@ -7,8 +7,8 @@
 namespace kvshim::host_budget {
 
 struct Budget {
-  std::uint64_t available = 0;    // the least of all the limits below, in bytes
-  const char* limited_by = "";    // "MemAvailable", "the cgroup memory limit", "RLIMIT_AS"
+  std::uint64_t available = 0;  // the least of all the limits below, in bytes
+  const char* limited_by = "";  // "MemAvailable", "the cgroup memory limit", "RLIMIT_AS"
 };
 
 // Reads /proc/meminfo, the limits of this process's cgroup (v2 and v1, its ancestors too, less what

@@ -1,5 +1,5 @@
-// cuMemset on our blocks. On a managed block the CPU does it, as a host function in the stream: work
-// before it has finished, work after it sees it, and the calling thread does not wait where it
+// cuMemset on our blocks. On a managed block the CPU does it, as a host function in the stream:
+// work before it has finished, work after it sees it, and the calling thread does not wait where it
 // natively would not. So cudaMemset of a KV cache does not drag its pages into device memory.
 #include <atomic>
 #include <new>
@@ -115,7 +115,8 @@ bool memset(const Memset& request, CUresult* result) noexcept {
                request.destination);
     return false;
   }
-  // Another thread may have begun a capture of this very stream meanwhile: then the job is a node now.
+  // Another thread may have begun a capture of this very stream meanwhile: then the job is a node
+  // now.
   if (captures(request.stream)) job->node_of_a_graph.store(true, std::memory_order_release);
   log::debug("memset of {} bytes at {:#x} by the CPU, in stream order", bytes, request.destination);
   *result = request.wait ? wait_for(request.stream) : CUDA_SUCCESS;

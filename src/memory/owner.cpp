@@ -1,5 +1,5 @@
-// Owners of blocks and the wait that a free needs; owner.h says why it is made this way. Nothing here
-// decides what a block becomes.
+// Owners of blocks and the wait that a free needs; owner.h says why it is made this way. Nothing
+// here decides what a block becomes.
 #include "memory/owner.h"
 
 #include <sys/mman.h>
@@ -118,8 +118,8 @@ CUresult Owners::current(Owner** out) noexcept {
   if (code != CUDA_SUCCESS) return code;
   driver::Device* device = driver::device(ordinal);
   if (device == nullptr) return CUDA_ERROR_NOT_SUPPORTED;
-  void* memory = mmap(nullptr, sizeof(Owner), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
-                      -1, 0);
+  void* memory =
+      mmap(nullptr, sizeof(Owner), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
   auto* made = new (memory) Owner;
   made->context_.store(context, std::memory_order_relaxed);

@@ -1,11 +1,11 @@
-// A context that owns blocks, as cuMemAlloc's memory has an owner: which device, how to wait for all
-// its work with the native driver's verdict, and its slabs.
+// A context that owns blocks, as cuMemAlloc's memory has an owner: which device, how to wait for
+// all its work with the native driver's verdict, and its slabs.
 //
 // The wait. A native cuMemFree waits for the owner context's work, from any thread, and fails with
 // 900 while a stream captures in a mode that forbids it; in a relaxed capture it waits and the
 // capture survives. cuMemUnmap waits for nothing, and cuCtxSynchronize kills a relaxed capture
-// (measured, docs/driver-notes.md). So every owner keeps a spare native block of a few bytes: freeing
-// it *is* the wait, with the native answer in every mode.
+// (measured, docs/driver-notes.md). So every owner keeps a spare native block of a few bytes:
+// freeing it *is* the wait, with the native answer in every mode.
 #pragma once
 
 #include <cuda.h>
@@ -31,8 +31,8 @@ class Owner {
   void stock_spare() noexcept;
 
   // Waits for all work of this context and answers as cuMemFree would: 900 in a forbidding capture
-  // (which dies, as natively), 4 while the driver shuts down. Any thread, with or without a context.
-  // *gone is set when the context no longer exists: then nothing uses its memory any more.
+  // (which dies, as natively), 4 while the driver shuts down. Any thread, with or without a
+  // context. *gone is set when the context no longer exists: then nothing uses its memory any more.
   CUresult wait_idle(bool* gone) noexcept;
 
   // The context was destroyed: nothing finds this owner any more.
@@ -51,7 +51,7 @@ class Owner {
   CUresult allocate_spare(CUdeviceptr* spare) noexcept;
 
   std::atomic<CUcontext> context_{nullptr};  // NULL again once it is destroyed
-  unsigned long long id_ = 0;  // contexts are recycled by address; the id never is
+  unsigned long long id_ = 0;                // contexts are recycled by address; the id never is
   driver::Device* device_ = nullptr;
   Owner* next_ = nullptr;
   // Two spares: the second one keeps the driver's 2 MiB page of small blocks alive, so that a pair
@@ -66,7 +66,8 @@ class Owners {
   // driver's (201 without a context, 3 before cuInit, 4 at shutdown), 2 when no record can be made.
   CUresult current(Owner** out) noexcept;
 
-  // The record of `context` as it is now; NULL where kvshim made none. No driver call but for its id.
+  // The record of `context` as it is now; NULL where kvshim made none. No driver call but for its
+  // id.
   Owner* find(CUcontext context) const noexcept;
 
   // All owners, newest first; a record is never freed, so walking needs no lock.

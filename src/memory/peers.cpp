@@ -19,8 +19,12 @@ namespace {
 using Devices = std::uint64_t;  // a bit for each ordinal
 static_assert(driver::kMaxDevices <= 64);
 
-constexpr Devices bit(CUdevice device) noexcept { return 1ull << device; }
-bool in_range(CUdevice device) noexcept { return device >= 0 && device < driver::kMaxDevices; }
+constexpr Devices bit(CUdevice device) noexcept {
+  return 1ull << device;
+}
+bool in_range(CUdevice device) noexcept {
+  return device >= 0 && device < driver::kMaxDevices;
+}
 
 constinit std::atomic<Devices> used{0};
 // For memory of each device: who is to have access, and whom the driver has refused it.
@@ -46,9 +50,10 @@ void note_refusal(const MappedRange& range, CUdevice device, CUresult code) noex
   if ((refused[range.device].fetch_or(bit(device), std::memory_order_relaxed) & bit(device)) != 0) {
     return;
   }
-  log::warn("device {} gets no access to vmm blocks of device {}: cuMemSetAccess answers {} {}; copies "
-            "between the two still work, kernels of device {} cannot use those blocks",
-            device, range.device, static_cast<int>(code), driver::error_name(code), device);
+  log::warn(
+      "device {} gets no access to vmm blocks of device {}: cuMemSetAccess answers {} {}; copies "
+      "between the two still work, kernels of device {} cannot use those blocks",
+      device, range.device, static_cast<int>(code), driver::error_name(code), device);
 }
 
 void grant(const MappedRange& range, Devices devices) noexcept {
@@ -103,7 +108,8 @@ bool want(CUdevice device, CUdevice owner) noexcept {
 
 bool use(CUdevice device) noexcept {
   if (!in_range(device) || options().peers != PeerPolicy::automatic) return false;
-  if ((used.load(std::memory_order_relaxed) & bit(device)) != 0) [[likely]] return false;
+  if ((used.load(std::memory_order_relaxed) & bit(device)) != 0) [[likely]]
+    return false;
   return use_first(device);
 }
 
@@ -120,7 +126,8 @@ void enable(CUdevice device, CUdevice owner) noexcept {
 void share(const MappedRange& range) noexcept {
   if (!in_range(range.device)) return;
   const Devices devices = wanted[range.device].load(std::memory_order_seq_cst);
-  if (devices != 0) [[unlikely]] grant(range, devices);
+  if (devices != 0) [[unlikely]]
+    grant(range, devices);
 }
 
 void forget() noexcept {

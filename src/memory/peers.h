@@ -1,9 +1,9 @@
 // Which devices may access vmm blocks. cuMemAlloc memory can be copied between devices without any
-// call, and is read by kernels of a device whose context has called cuCtxEnablePeerAccess; VMM memory
-// belongs to its own device only, until cuMemSetAccess says otherwise. So with KVSHIM_PEERS=auto every
-// vmm block gives access to each device that this process uses and that can reach it, whether it was
-// made before or after that device came into use. More access than natively breaks no program.
-// A process that uses one device makes no further driver call for this.
+// call, and is read by kernels of a device whose context has called cuCtxEnablePeerAccess; VMM
+// memory belongs to its own device only, until cuMemSetAccess says otherwise. So with
+// KVSHIM_PEERS=auto every vmm block gives access to each device that this process uses and that can
+// reach it, whether it was made before or after that device came into use. More access than
+// natively breaks no program. A process that uses one device makes no further driver call for this.
 #pragma once
 
 #include <cuda.h>
@@ -12,9 +12,9 @@
 
 namespace kvshim::peers {
 
-// The process uses `device`: it allocates, copies or enables peer access there. The first time (auto
-// only) it gets access to all live blocks of the other used devices, and they to its own. True when
-// this call has done so: an operation that lacked access may be tried again.
+// The process uses `device`: it allocates, copies or enables peer access there. The first time
+// (auto only) it gets access to all live blocks of the other used devices, and they to its own.
+// True when this call has done so: an operation that lacked access may be tried again.
 bool use(CUdevice device) noexcept;
 
 // The program has enabled access of `device` to memory of `owner` (cuCtxEnablePeerAccess): to live

@@ -1,5 +1,5 @@
-// CPU threads that fill ranges of memory, cut so that no two share a huge page; see placement.h. Knows
-// nothing of CUDA.
+// CPU threads that fill ranges of memory, cut so that no two share a huge page; see placement.h.
+// Knows nothing of CUDA.
 #include "memory/placement.h"
 
 #include <fcntl.h>
@@ -17,10 +17,11 @@ namespace kvshim::placement {
 
 namespace {
 
-constexpr unsigned kMaxThreads = 64;  // their records live on the caller's stack, which may be small
-constexpr unsigned kAutoThreads = 16;           // more gained nothing on the machine measured
-constexpr std::size_t kPerThread = 8 * kMiB;    // below this a thread costs more than it saves
-constexpr std::size_t kPartAlign = 2 * kMiB;    // a part never shares a huge page with another
+constexpr unsigned kMaxThreads =
+    64;  // their records live on the caller's stack, which may be small
+constexpr unsigned kAutoThreads = 16;         // more gained nothing on the machine measured
+constexpr std::size_t kPerThread = 8 * kMiB;  // below this a thread costs more than it saves
+constexpr std::size_t kPartAlign = 2 * kMiB;  // a part never shares a huge page with another
 
 // Rows of bytes to fill; a plain range is one row.
 struct Part {
@@ -117,7 +118,8 @@ void parse_cpu_list(const char* text, cpu_set_t* set) noexcept {
     unsigned last = first;
     if (*at == '-') {
       last = 0;
-      for (++at; *at >= '0' && *at <= '9'; ++at) last = last * 10 + static_cast<unsigned>(*at - '0');
+      for (++at; *at >= '0' && *at <= '9'; ++at)
+        last = last * 10 + static_cast<unsigned>(*at - '0');
     }
     for (unsigned cpu = first; cpu <= last && cpu < CPU_SETSIZE; ++cpu) CPU_SET(cpu, set);
     if (*at == ',') ++at;
@@ -190,8 +192,11 @@ void fill_2d(void* start, std::size_t pitch, std::size_t width_bytes, std::size_
     fill(start, width_bytes * height, pattern, numa_node);
     return;
   }
-  Part rest{.start = static_cast<std::byte*>(start), .bytes = width_bytes, .pitch = pitch,
-            .rows = height, .pattern = pattern};
+  Part rest{.start = static_cast<std::byte*>(start),
+            .bytes = width_bytes,
+            .pitch = pitch,
+            .rows = height,
+            .pattern = pattern};
   const std::size_t count = thread_count(width_bytes * height);
   const std::size_t share = (height + count - 1) / count;
   if (share == height) {

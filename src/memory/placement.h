@@ -16,8 +16,8 @@ struct Pattern {
 // Fills [start, start + bytes) and returns when it is done. Large ranges are cut into contiguous
 // parts aligned to 2 MiB, one per thread (threads that take turns at small pieces are five times
 // slower: they fight over the same page tables, measured); the threads run on the CPUs of
-// `numa_node` where this process may use some of them (-1: anywhere it may run). Start and bytes are
-// multiples of the pattern's width. The threads end before it returns and take no signals.
+// `numa_node` where this process may use some of them (-1: anywhere it may run). Start and bytes
+// are multiples of the pattern's width. The threads end before it returns and take no signals.
 void fill(void* start, std::size_t bytes, Pattern pattern, int numa_node) noexcept;
 
 // Rows of a 2D memset: `height` rows of `width_bytes`, `pitch` bytes apart.

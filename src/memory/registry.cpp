@@ -65,7 +65,8 @@ typename AnyMap::mapped_type* before(AnyMap& map, CUdeviceptr address) noexcept 
   return after == map.begin() ? nullptr : &(--after)->second;
 }
 
-// The bounds of all vmm ranges so far. They only grow: a range that is gone may still be asked about.
+// The bounds of all vmm ranges so far. They only grow: a range that is gone may still be asked
+// about.
 constinit std::atomic<CUdeviceptr> lowest{~CUdeviceptr{0}};
 constinit std::atomic<CUdeviceptr> highest{0};
 
@@ -122,8 +123,8 @@ Block* block_at(CUdeviceptr address) noexcept {
 }  // namespace
 
 bool reserve() noexcept {
-  // One node for every thread that may stand between its reserve and its insert; a block may bring a
-  // slab with it.
+  // One node for every thread that may stand between its reserve and its insert; a block may bring
+  // a slab with it.
   constexpr std::size_t kNodes = 1024;
   const Guard guard(lock);
   return pool.reserve(kNodes);

@@ -19,12 +19,12 @@ struct Block {
   CUdeviceptr base = 0;
   std::uint64_t bytes = 0;  // as requested; what the host program may use
   Kind kind = Kind::native;
-  Owner* owner = nullptr;   // the context that allocated it; never NULL
-  vmm::Mapping mapping;     // vmm blocks with a handle of their own
-  Slab* slab = nullptr;     // vmm blocks that share one
-  std::uint64_t id = 0;     // never given twice in this process; registry::insert assigns it
-  bool sync_memops = false;  // what the program set; VMM memory itself cannot keep it
-  bool opened = false;       // another process's, opened by IPC: not to be freed, only closed
+  Owner* owner = nullptr;         // the context that allocated it; never NULL
+  vmm::Mapping mapping;           // vmm blocks with a handle of their own
+  Slab* slab = nullptr;           // vmm blocks that share one
+  std::uint64_t id = 0;           // never given twice in this process; registry::insert assigns it
+  bool sync_memops = false;       // what the program set; VMM memory itself cannot keep it
+  bool opened = false;            // another process's, opened by IPC: not to be freed, only closed
   std::uint32_t export_slot = 0;  // where src/sharing/ keeps its IPC handle; 0: it has none
 };
 

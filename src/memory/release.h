@@ -10,8 +10,8 @@ namespace kvshim {
 // driver's code for native and managed memory: anything but success means that it still exists.
 CUresult release(const Block& block) noexcept;
 
-// The block's IPC handle, if it has one, opens nothing any more. release() does this too; a block that
-// is freed in stream order loses its handle at once, its memory later.
+// The block's IPC handle, if it has one, opens nothing any more. release() does this too; a block
+// that is freed in stream order loses its handle at once, its memory later.
 void withdraw_handle(Block* block) noexcept;
 
 }  // namespace kvshim

@@ -1,5 +1,5 @@
-// The list of blocks that were freed in stream order, oldest first; see retired.h. Entries stay in the
-// list, marked, while a thread works on them: contains() must know them until they are gone.
+// The list of blocks that were freed in stream order, oldest first; see retired.h. Entries stay in
+// the list, marked, while a thread works on them: contains() must know them until they are gone.
 #include "memory/retired.h"
 
 #include <sched.h>
@@ -26,8 +26,8 @@ struct Entry {
 
 namespace {
 
-// How many entries that are not ready a walk looks at before it gives up: a long queue behind a slow
-// stream must not make every allocation slow.
+// How many entries that are not ready a walk looks at before it gives up: a long queue behind a
+// slow stream must not make every allocation slow.
 constexpr unsigned kMisses = 8;
 
 constinit Lock lock;

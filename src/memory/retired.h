@@ -1,9 +1,9 @@
-// Blocks that were freed in stream order (cuMemFreeAsync): they wait here until the work that was in
-// the stream at that time has finished. Nothing watches them: a later call looks.
+// Blocks that were freed in stream order (cuMemFreeAsync): they wait here until the work that was
+// in the stream at that time has finished. Nothing watches them: a later call looks.
 //
 // A managed block is given back by cuMemFree, which waits for all work of its context. So those are
-// released only inside a cuMemFree of the program in the same context, which waits natively, or where
-// memory is short; never inside an allocation or a query, for which a stream may be waiting.
+// released only inside a cuMemFree of the program in the same context, which waits natively, or
+// where memory is short; never inside an allocation or a query, for which a stream may be waiting.
 #pragma once
 
 #include "memory/registry.h"
@@ -12,8 +12,8 @@ namespace kvshim::retired {
 
 struct Entry;
 
-// Takes the block over. `event` was recorded behind its last use in a stream of `event_context`, and
-// is destroyed with it. False when there is no room for the record (nothing was taken over).
+// Takes the block over. `event` was recorded behind its last use in a stream of `event_context`,
+// and is destroyed with it. False when there is no room for the record (nothing was taken over).
 bool add(const Block& block, CUevent event, CUcontext event_context) noexcept;
 
 // Releases blocks whose event has come and returns the bytes: vmm ones, and managed ones of `owner`
@@ -30,7 +30,8 @@ void wait_for_others() noexcept;
 bool contains(CUdeviceptr base) noexcept;
 
 // Before a context is destroyed: takes out every entry whose block or event it owns, when no other
-// thread works on them any more. settle() then ends them, or puts them back where the driver refused.
+// thread works on them any more. settle() then ends them, or puts them back where the driver
+// refused.
 Entry* detach(const Owner* owner, CUcontext context) noexcept;
 void settle(Entry* chain, const Owner* owner, CUcontext context, bool destroyed) noexcept;
 

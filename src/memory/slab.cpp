@@ -124,7 +124,9 @@ void destroy(Slab* slab) noexcept {
 
 }  // namespace
 
-const vmm::Mapping& SlabAllocator::mapping(const Slab& slab) noexcept { return slab.mapping(); }
+const vmm::Mapping& SlabAllocator::mapping(const Slab& slab) noexcept {
+  return slab.mapping();
+}
 
 void SlabAllocator::link(Slab* slab) noexcept {
   slab->previous = nullptr;
@@ -154,8 +156,7 @@ bool SlabAllocator::allocate_from_existing(std::uint64_t units, Place* out) noex
   return false;
 }
 
-CUresult SlabAllocator::allocate(driver::Device& device, std::uint64_t bytes,
-                                 Place* out) noexcept {
+CUresult SlabAllocator::allocate(driver::Device& device, std::uint64_t bytes, Place* out) noexcept {
   const std::uint64_t units = units_for(bytes);
   {
     const Guard guard(lock_);

@@ -23,6 +23,8 @@ void KindCounters::remove(std::uint64_t size) noexcept {
   live_bytes.fetch_sub(size, std::memory_order_relaxed);
 }
 
-void reset() noexcept { new (&counters) Counters{}; }
+void reset() noexcept {
+  new (&counters) Counters{};
+}
 
 }  // namespace kvshim::telemetry

@@ -36,15 +36,15 @@ struct Bypass {
 
 struct Counters {
   KindCounters kinds[kKindCount];
-  Bypass own_vmm;      // the host's cuMemCreate
-  Bypass pool;         // cuMemAllocAsync, cuMemAllocFromPoolAsync
-  Bypass pool_large;   // those of them at and over the threshold
-  Bypass own_managed;  // the host's cuMemAllocManaged
-  Bypass unseen;       // cuMemAlloc memory that was freed here and allocated past us
+  Bypass own_vmm;        // the host's cuMemCreate
+  Bypass pool;           // cuMemAllocAsync, cuMemAllocFromPoolAsync
+  Bypass pool_large;     // those of them at and over the threshold
+  Bypass own_managed;    // the host's cuMemAllocManaged
+  Bypass unseen;         // cuMemAlloc memory that was freed here and allocated past us
   Count ipc_exports{0};  // blocks that got an IPC handle
   Count ipc_imports{0};  // blocks of other processes that were opened, second opens not counted
   Count ipc_refused{0};  // handles that could not be opened
-  Count zero_bytes{0};  // placed and zeroed by the CPU at allocation
+  Count zero_bytes{0};   // placed and zeroed by the CPU at allocation
   Count zero_us{0};
   Count memset_calls{0};  // cuMemset* done by the CPU
   Count memset_bytes{0};

@@ -1,5 +1,5 @@
-// Formats the counters as one table, written in one piece; see summary.h. Reads atomics only: it runs in
-// exit handlers, after foreign destructors.
+// Formats the counters as one table, written in one piece; see summary.h. Reads atomics only: it
+// runs in exit handlers, after foreign destructors.
 #include "telemetry/summary.h"
 
 #include <unistd.h>
@@ -32,10 +32,14 @@ class Page {
   std::size_t length_ = 0;
 };
 
-std::uint64_t get(const Count& count) { return count.load(std::memory_order_relaxed); }
+std::uint64_t get(const Count& count) {
+  return count.load(std::memory_order_relaxed);
+}
 
 // Tenths of GB/s. Floating point would pull its formatting into the library.
-std::uint64_t rate(std::uint64_t bytes, std::uint64_t us) { return us == 0 ? 0 : bytes / us / 100; }
+std::uint64_t rate(std::uint64_t bytes, std::uint64_t us) {
+  return us == 0 ? 0 : bytes / us / 100;
+}
 
 void kinds(Page& page) {
   const Options& chosen = options();
@@ -46,8 +50,7 @@ void kinds(Page& page) {
     if (get(kind.blocks) == 0) continue;
     page.line("  {:<8} {:>10} {:>10} {:>12} {:>12} {:>12}", kind_name(static_cast<Kind>(index)),
               get(kind.blocks), get(kind.live), format_size(get(kind.bytes)).c_str(),
-              format_size(get(kind.live_bytes)).c_str(),
-              format_size(get(kind.peak_bytes)).c_str());
+              format_size(get(kind.live_bytes)).c_str(), format_size(get(kind.peak_bytes)).c_str());
   }
   if (chosen.threshold == kNever) {
     page.line("  no threshold: every block is {}", kind_name(chosen.small));
@@ -88,8 +91,8 @@ void devices(Page& page) {
                 driver::handle_step_name(device.step()),
                 device.fabric_attribute() ? "" : " (the device has no fabric handles)");
     }
-    if (!device.managed()) page.line("  device {}: no managed memory for CPU and GPU at once",
-                                     device.ordinal());
+    if (!device.managed())
+      page.line("  device {}: no managed memory for CPU and GPU at once", device.ordinal());
   });
 }
 
@@ -104,15 +107,18 @@ void bypassed(Page& page) {
   if (get(counters.own_vmm.calls) != 0) {
     page.line("  bypassed kvshim: {} in {} cuMemCreate calls of the program itself",
               format_size(get(counters.own_vmm.bytes)).c_str(), get(counters.own_vmm.calls));
-    page.line("    PyTorch: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False gives them to kvshim");
+    page.line(
+        "    PyTorch: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False gives them to kvshim");
   }
   if (get(counters.pool.calls) != 0) {
-    page.line("  bypassed kvshim: {} in {} stream-ordered allocations, {} of them ({}) at or over "
-              "the threshold",
-              format_size(get(counters.pool.bytes)).c_str(), get(counters.pool.calls),
-              get(counters.pool_large.calls), format_size(get(counters.pool_large.bytes)).c_str());
-    page.line("    KVSHIM_ASYNC=route routes the large ones; or PyTorch: backend:native, JAX: "
-              "XLA_PYTHON_CLIENT_ALLOCATOR other than cuda_async");
+    page.line(
+        "  bypassed kvshim: {} in {} stream-ordered allocations, {} of them ({}) at or over "
+        "the threshold",
+        format_size(get(counters.pool.bytes)).c_str(), get(counters.pool.calls),
+        get(counters.pool_large.calls), format_size(get(counters.pool_large.bytes)).c_str());
+    page.line(
+        "    KVSHIM_ASYNC=route routes the large ones; or PyTorch: backend:native, JAX: "
+        "XLA_PYTHON_CLIENT_ALLOCATOR other than cuda_async");
   }
   if (get(counters.own_managed.calls) != 0) {
     page.line("  bypassed kvshim: {} in {} cuMemAllocManaged calls of the program itself",

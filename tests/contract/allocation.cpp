@@ -97,7 +97,8 @@ CHECK_CASE("allocation", "sizes at the end of the number range", plain | observe
 }
 
 CHECK_CASE("allocation", "what a failed call leaves in the output",
-           observes | differs("out of memory: the driver clears the output, kvshim leaves it alone")) {
+           observes |
+               differs("out of memory: the driver clears the output, kvshim leaves it alone")) {
   const CUdeviceptr mark = 0x123456789abcull;
   CUdeviceptr ptr = mark;
   GIVES(1, cu.cuMemAlloc(&ptr, 0));

@@ -189,6 +189,10 @@ std::vector<std::uint8_t> read_bytes(CUdeviceptr ptr, std::size_t bytes) {
 
 void write_bytes(CUdeviceptr ptr, const std::vector<std::uint8_t>& bytes) {
   CALL(cu.cuMemcpyHtoD(ptr, bytes.data(), bytes.size()));
+  // From pageable memory it may return before the bytes have arrived, which a non-blocking stream
+  // would see; reading one back waits for them.
+  std::uint8_t last = 0;
+  if (!bytes.empty()) CALL(cu.cuMemcpyDtoH(&last, ptr + bytes.size() - 1, 1));
 }
 
 std::vector<std::uint8_t> pattern(std::size_t bytes, unsigned seed) {

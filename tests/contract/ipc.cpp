@@ -75,8 +75,8 @@ SCENE("ipc_peer", ipc_peer) {
       int which = 0;
       unsigned long long value = 0;
       std::cin >> which;
-      const CUresult code = cu.cuPointerGetAttribute(
-          &value, static_cast<CUpointer_attribute>(which), ptrs[0]);
+      const CUresult code =
+          cu.cuPointerGetAttribute(&value, static_cast<CUpointer_attribute>(which), ptrs[0]);
       CUcontext current = nullptr;
       cu.cuCtxGetCurrent(&current);
       if (which == CU_POINTER_ATTRIBUTE_CONTEXT) {
@@ -177,7 +177,8 @@ CHECK_CASE_SIZES("ipc", "opening is counted: two opens, two closes, a third is r
   EXPECT_EQ(ask(peer, "close"), 1);
 }
 
-CHECK_CASE_SIZES("ipc", "what a peer opened it can neither free nor export: both give 1", kDiffers) {
+CHECK_CASE_SIZES("ipc", "what a peer opened it can neither free nor export: both give 1",
+                 kDiffers) {
   if (!has_ipc(size.bytes)) return;
   const Block block(size.bytes);
   CUipcMemHandle handle{};

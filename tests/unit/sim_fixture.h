@@ -1,5 +1,5 @@
-// The engine on the simulated driver, in this process. Every test starts with fresh tables, a current
-// primary context on device 0, no injected failures, and an empty call log.
+// The engine on the simulated driver, in this process. Every test starts with fresh tables, a
+// current primary context on device 0, no injected failures, and an empty call log.
 #pragma once
 
 #include <cuda.h>

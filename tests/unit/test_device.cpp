@@ -31,7 +31,8 @@ TEST_CASE("a fabric handle is used where creation and export work") {
   CHECK(step_after_one_block() == HandleStep::fabric);
 }
 
-TEST_CASE("an attribute that promises fabric is not believed: any refusal means POSIX FD, asked once") {
+TEST_CASE(
+    "an attribute that promises fabric is not believed: any refusal means POSIX FD, asked once") {
   for (const int code : {800, 801, 1, 999}) {
     const Engine engine;
     kvsim_set_fabric(code, 0);
@@ -44,7 +45,8 @@ TEST_CASE("an attribute that promises fabric is not believed: any refusal means 
   }
 }
 
-TEST_CASE("fabric memory that cannot be exported is no fabric memory, and the trial leaves nothing") {
+TEST_CASE(
+    "fabric memory that cannot be exported is no fabric memory, and the trial leaves nothing") {
   const Engine engine;
   kvsim_set_fabric(0, 1);
   CHECK(step_after_one_block() == HandleStep::posix_rdma);
@@ -58,7 +60,8 @@ TEST_CASE("out of memory at the trial does not decide against fabric") {
   CHECK(step_after_one_block() == HandleStep::fabric);
 }
 
-TEST_CASE("a fabric that worked and fails later is left for good, and the block is made all the same") {
+TEST_CASE(
+    "a fabric that worked and fails later is left for good, and the block is made all the same") {
   const Engine engine;
   kvsim_set_fabric(0, 0);
   REQUIRE(step_after_one_block() == HandleStep::fabric);
@@ -121,9 +124,9 @@ TEST_CASE("without VMM, by attribute or by refusal, blocks are native for good")
 
 TEST_CASE("attribute queries that an old driver refuses mean no, and nothing else breaks") {
   const Engine engine;
-  for (const int attribute : {CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED,
-                              CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID,
-                              CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED}) {
+  for (const int attribute :
+       {CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID,
+        CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED}) {
     kvsim_fail_attribute(0, attribute, 1);
   }
   for (int i = 0; i < 100; ++i) CHECK(kind_of_block(3 * kMiB2) == Kind::vmm);
@@ -141,8 +144,7 @@ TEST_CASE("a device whose managed memory CPU and GPU cannot share never takes th
 }
 
 TEST_CASE("sizes are rounded to the granularity that the device has, for the driver only") {
-  for (const std::size_t granularity :
-       {std::size_t{64} << 10, kMiB2, std::size_t{512} << 20}) {
+  for (const std::size_t granularity : {std::size_t{64} << 10, kMiB2, std::size_t{512} << 20}) {
     const Engine engine;
     kvsim_set_granularity(granularity);
     for (const std::size_t bytes : {std::size_t{1}, std::size_t{512}, std::size_t{6912}, kMiB2 - 1,

@@ -147,12 +147,12 @@ TEST_CASE("a free in a relaxed capture waits and the capture survives; in the ot
     CUresult code;
     CUresult end;
   };
-  for (const Row row : {Row{CU_STREAM_CAPTURE_MODE_RELAXED, CUDA_SUCCESS, CUDA_SUCCESS},
-                        Row{CU_STREAM_CAPTURE_MODE_GLOBAL, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
-                            CUDA_ERROR_STREAM_CAPTURE_INVALIDATED},
-                        Row{CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
-                            CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
-                            CUDA_ERROR_STREAM_CAPTURE_INVALIDATED}}) {
+  for (const Row row :
+       {Row{CU_STREAM_CAPTURE_MODE_RELAXED, CUDA_SUCCESS, CUDA_SUCCESS},
+        Row{CU_STREAM_CAPTURE_MODE_GLOBAL, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+            CUDA_ERROR_STREAM_CAPTURE_INVALIDATED},
+        Row{CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+            CUDA_ERROR_STREAM_CAPTURE_INVALIDATED}}) {
     for (const std::size_t bytes : {std::size_t{512}, 3 * kMiB2}) {
       const Engine engine;
       const CUdeviceptr ptr = allocated(bytes);
@@ -241,7 +241,8 @@ TEST_CASE("a hundred threads allocate and free at once, and nothing is left or m
     threads.emplace_back([&, t] {
       cuCtxSetCurrent(engine.context);
       for (int i = 0; i < 40; ++i) {
-        const std::size_t bytes = i % 8 == 0 ? 3 * kMiB2 : static_cast<std::size_t>(300 * t + i + 1);
+        const std::size_t bytes =
+            i % 8 == 0 ? 3 * kMiB2 : static_cast<std::size_t>(300 * t + i + 1);
         CUdeviceptr ptr = 0;
         if (engine::allocate(&ptr, bytes) != CUDA_SUCCESS) ++wrong;
         engine::BlockView block;
@@ -269,9 +270,9 @@ TEST_CASE("a block belongs to the context that made it, and goes with it") {
   engine::BlockView block;
   REQUIRE(engine::find(medium, &block) == Place::block);
   CHECK(block.context == second);
-  Owner* owner = engine::before_destroy(second);
+  const engine::Destruction end = engine::before_destroy(second);
   REQUIRE(cuCtxDestroy(second) == CUDA_SUCCESS);
-  engine::after_destroy(owner);
+  engine::after_destroy(end, true);
   for (const CUdeviceptr ptr : {small, medium, large}) {
     CHECK(engine::find(ptr, &block) == Place::foreign);
     CHECK(release(ptr) == static_cast<CUresult>(-1));

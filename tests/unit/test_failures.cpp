@@ -28,7 +28,8 @@ TEST_CASE("a failing step of a vmm block that is no refusal is undone and its co
       for (const int code : {600 /* not ready */, 709 /* context destroyed */, 719}) {
         const Engine engine;
         CUdeviceptr warm = 0;
-        REQUIRE(allocate(&warm, 5 * kMiB2) == CUDA_SUCCESS);  // the device is known, spares are there
+        REQUIRE(allocate(&warm, 5 * kMiB2) ==
+                CUDA_SUCCESS);  // the device is known, spares are there
         const kvsim_counts was = engine.alive();
         fail(function, code);
         CUdeviceptr out = kUntouched;
@@ -51,7 +52,8 @@ TEST_CASE("a failing step of a vmm block that is no refusal is undone and its co
 }
 
 TEST_CASE("out of memory of a vmm step falls to native memory, which has the last word") {
-  for (const char* function : {"cuMemCreate", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess"}) {
+  for (const char* function :
+       {"cuMemCreate", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess"}) {
     for (const std::size_t bytes : {std::size_t{4096}, 3 * kMiB2}) {
       const Engine engine;
       fail(function, CUDA_ERROR_OUT_OF_MEMORY, "*");
@@ -140,7 +142,8 @@ TEST_CASE("a refused release or address free loses memory but not the process") 
   }
 }
 
-TEST_CASE("managed memory that cannot be had: out of memory stays 2, a refusal becomes vmm for good") {
+TEST_CASE(
+    "managed memory that cannot be had: out of memory stays 2, a refusal becomes vmm for good") {
   {
     const Engine engine;
     fail("cuMemAllocManaged", CUDA_ERROR_OUT_OF_MEMORY);

@@ -247,7 +247,7 @@ TEST_CASE("a block freed in stream order loses its handle at once") {
   REQUIRE(result == CUDA_SUCCESS);
   CHECK(in_peer([&] { return visit(handle); }) == -CUDA_ERROR_INVALID_VALUE);
   cuCtxSynchronize();
-  retired::reap();
+  retired::reap(nullptr);
 }
 
 TEST_CASE("descriptors: one for a mapping, none when its last block is freed") {
@@ -522,9 +522,9 @@ TEST_CASE("what was opened goes with its context") {
           engine::BlockView view;
           if (cuCtxCreate(&own, nullptr, 0, 0) != 0 || open(&out, handle) != 0) return 1;
           if (engine::find(out, &view) != Place::block || view.context != own) return 2;
-          Owner* owner = engine::before_destroy(own);
+          const engine::Destruction end = engine::before_destroy(own);
           if (cuCtxDestroy(own) != 0) return 3;
-          engine::after_destroy(owner);
+          engine::after_destroy(end, true);
           if (engine::find(out, &view) != Place::foreign || kvsim_knows(out) != 0) return 4;
           CUcontext primary = nullptr;
           cuDevicePrimaryCtxRetain(&primary, 0);

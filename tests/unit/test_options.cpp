@@ -199,7 +199,7 @@ TEST_CASE("KVSHIM_LOG_FILE is taken as written, and refused when no path can be 
 TEST_CASE("a refused value is reported once, with its name, the value and what is allowed") {
   const auto child = in_child({{"KVSHIM_THRESHOLD", "4X"}}, [] {
     options();
-    options();
+    log_options();
     log::warn("still {}", "here");
     return options().threshold == 2 * kGiB && option_origin(1) == Origin::refused ? 0 : 1;
   });
@@ -212,15 +212,16 @@ TEST_CASE("a refused value is reported once, with its name, the value and what i
 
 TEST_CASE("a refused value stays on one line, whatever it holds") {
   const auto child =
-      in_child({{"KVSHIM_LARGE", "a\nkvshim[1] error: b\033[2J"}}, [] { options(); });
+      in_child({{"KVSHIM_LARGE", "a\nkvshim[1] error: b\033[2J"}}, [] { log_options(); });
   CHECK(child.lines() ==
         "kvshim[pid] error: KVSHIM_LARGE=\"a?kvshim[1] error: b?[2J\" is not understood (managed, "
         "vmm or native); using the default managed\n");
 }
 
 TEST_CASE("KVSHIM_LOG=off also silences refusals, and a refused KVSHIM_LOG does not") {
-  CHECK(in_child({{"KVSHIM_LOG", "off"}, {"KVSHIM_SMALL", "x"}}, [] { options(); }).err.empty());
-  const auto child = in_child({{"KVSHIM_LOG", "loud"}}, [] { options(); });
+  CHECK(
+      in_child({{"KVSHIM_LOG", "off"}, {"KVSHIM_SMALL", "x"}}, [] { log_options(); }).err.empty());
+  const auto child = in_child({{"KVSHIM_LOG", "loud"}}, [] { log_options(); });
   CHECK(child.lines() ==
         "kvshim[pid] error: KVSHIM_LOG=\"loud\" is not understood (off, error, warn, info or "
         "debug); using the default warn\n");
@@ -231,7 +232,7 @@ TEST_CASE("a misspelled variable is named with the nearest option") {
                                {"KVSHIM_REQUIRE", "1"},
                                {"KVSHIM_LIB", "/x"},
                                {"KVSHIMMER", "1"}},
-                              [] { options(); });
+                              [] { log_options(); });
   CHECK(child.lines() ==
         "kvshim[pid] warn: KVSHIM_TRESHOLD is not an option and has no effect; the nearest one is "
         "KVSHIM_THRESHOLD\n");
@@ -263,9 +264,10 @@ TEST_CASE("what the host sets before the first call counts, and nothing after it
 
 TEST_CASE("the options are inherited by a forked child") {
   const auto child = in_child({{"KVSHIM_THRESHOLD", "1G"}, {"KVSHIM_TYPO", "1"}}, [] {
-    options();
+    log_options();
     setenv("KVSHIM_THRESHOLD", "3G", 1);
     const pid_t pid = fork();
+    if (pid == 0) log_options();
     if (pid == 0) _exit(options().threshold == kGiB ? 0 : 1);
     int status = 0;
     waitpid(pid, &status, 0);
@@ -288,6 +290,7 @@ TEST_CASE("many threads that ask first get the same options and one report") {
             &thread, nullptr,
             [](void*) -> void* {
               pthread_barrier_wait(&gate);
+              log_options();
               return options().threshold == 3 * kGiB ? nullptr : &gate;
             },
             nullptr);

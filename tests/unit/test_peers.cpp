@@ -58,7 +58,8 @@ class Machine : public Engine {
 };
 
 // As the hook does it.
-CUresult copy(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stream = CU_STREAM_LEGACY) {
+CUresult copy(CUdeviceptr to, CUdeviceptr from, std::size_t bytes,
+              CUstream stream = CU_STREAM_LEGACY) {
   const Linear request{to, from, bytes, stream, true};
   const auto real = [&] {
     const CUresult code = cuMemcpyAsync(to, from, bytes, stream);
@@ -345,7 +346,9 @@ TEST_CASE("a rectangle ends where its blocks end") {
   what.dstPitch = 512;
   what.WidthInBytes = 412;
   what.Height = 4;
-  const auto verdict = [&] { return copies::judge(copies::Rectangle{&what, CU_STREAM_LEGACY, true}); };
+  const auto verdict = [&] {
+    return copies::judge(copies::Rectangle{&what, CU_STREAM_LEGACY, true});
+  };
   CHECK(verdict() == Verdict::ours);
   what.dstXInBytes = 1;
   CHECK(verdict() == Verdict::refused);

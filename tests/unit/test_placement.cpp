@@ -38,8 +38,8 @@ struct Range {
 }  // namespace
 
 TEST_CASE("every byte of a range is written, none outside it, for odd sizes and many threads") {
-  for (const std::size_t bytes : {std::size_t{1}, std::size_t{4095}, std::size_t{1} << 20,
-                                  (std::size_t{64} << 20) + 12345}) {
+  for (const std::size_t bytes :
+       {std::size_t{1}, std::size_t{4095}, std::size_t{1} << 20, (std::size_t{64} << 20) + 12345}) {
     Range range(bytes);
     placement::fill(range.start(), bytes, {0, 1}, -1);
     bool zero = true;

@@ -16,8 +16,8 @@ namespace kvshim::managed {
 
 namespace {
 
-// Bytes that blocks being placed right now will still take: without them two threads would both find
-// the same memory available. Other processes are caught by measuring again before every piece.
+// Bytes that blocks being placed right now will still take: without them two threads would both
+// find the same memory available. Other processes are caught by measuring again before every piece.
 constinit std::atomic<std::uint64_t> to_place{0};
 // Bytes of small blocks since the last measurement.
 constinit std::atomic<std::uint64_t> unmeasured{0};
@@ -36,10 +36,11 @@ host_budget::Budget measure() noexcept {
 
 void refuse(std::uint64_t bytes, std::uint64_t promised, const host_budget::Budget& budget,
             const char* when) noexcept {
-  log::warn("a managed block of {} bytes ({}) refused {}: {} leaves {} bytes ({}), blocks being "
-            "placed will take {}",
-            bytes, format_size(bytes).c_str(), when, budget.limited_by, budget.available,
-            format_size(budget.available).c_str(), promised);
+  log::warn(
+      "a managed block of {} bytes ({}) refused: {} leaves {} bytes ({}), other blocks being "
+      "placed will take {} ({})",
+      bytes, format_size(bytes).c_str(), budget.limited_by, budget.available,
+      format_size(budget.available).c_str(), promised, when);
 }
 
 // Promises `bytes` to the caller if the host has them beyond what is promised already.
@@ -98,9 +99,10 @@ CUresult create(driver::Device& device, std::uint64_t bytes, CUdeviceptr* out) n
   static constinit log::Once said[driver::kMaxDevices];
   if (!device.managed()) {
     if (said[device.ordinal()].first()) {
-      log::warn("device {} has no managed memory that CPU and GPU may use at once: blocks meant to "
-                "be managed become vmm there",
-                device.ordinal());
+      log::warn(
+          "device {} has no managed memory that CPU and GPU may use at once: blocks meant to "
+          "be managed become vmm there",
+          device.ordinal());
     }
     return CUDA_ERROR_NOT_SUPPORTED;
   }
@@ -119,9 +121,10 @@ CUresult create(driver::Device& device, std::uint64_t bytes, CUdeviceptr* out) n
   to_place.fetch_sub(bytes, std::memory_order_acq_rel);
   if (driver::Device::is_refusal(code)) {
     if (device.refuse_managed()) {
-      log::warn("device {}: cuMemAllocManaged answers {} {}; from now on blocks meant to be managed "
-                "become vmm there",
-                device.ordinal(), static_cast<int>(code), driver::error_name(code));
+      log::warn(
+          "device {}: cuMemAllocManaged answers {} {}; from now on blocks meant to be managed "
+          "become vmm there",
+          device.ordinal(), static_cast<int>(code), driver::error_name(code));
       said[device.ordinal()].first();
     }
     return CUDA_ERROR_NOT_SUPPORTED;

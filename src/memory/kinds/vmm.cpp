@@ -1,5 +1,5 @@
-// The five VMM calls of a block and their undoing, step by step in reverse; see vmm.h. The only file that
-// maps or unmaps.
+// The five VMM calls of a block and their undoing, step by step in reverse; see vmm.h. The only
+// file that maps or unmaps.
 #include "memory/kinds/vmm.h"
 
 #include "base/log.h"
@@ -33,7 +33,7 @@ CUresult create_handle(driver::Device& device, Mapping* mapping) noexcept {
 
 // Gives the handle an address that the device may use.
 CUresult attach(driver::Device& device, Mapping* mapping) noexcept {
-  CUresult code = driver::cuMemAddressReserve(&mapping->base, mapping->bytes, 0, 0, 0);
+  CUresult code = driver::cuMemAddressReserve(&mapping->base, mapping->bytes, 2 * kMiB, 0, 0);
   const char* failed = "cuMemAddressReserve";
   if (code == CUDA_SUCCESS) {
     bool free_address = true;

@@ -90,7 +90,8 @@ CUresult rect_async(Api api, const CUDA_MEMCPY2D* c, CUstream s) {
 // Of one plane only.
 CUresult rect_peer_async(Api api, const CUDA_MEMCPY3D_PEER* c, CUstream s) {
   Copy what;
-  if (c == nullptr || c->Depth != 1 || c->srcZ != 0 || c->dstZ != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (c == nullptr || c->Depth != 1 || c->srcZ != 0 || c->dstZ != 0)
+    return CUDA_ERROR_INVALID_VALUE;
   what.to.width = what.from.width = c->WidthInBytes;
   what.to.height = what.from.height = c->Height;
   what.peer = true;

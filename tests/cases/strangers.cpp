@@ -1,0 +1,307 @@
+// Pointers that kvshim never saw, or that are not its business, handed to every free function: the
+// driver gets them and its code comes back. And the host's own VMM and managed calls: forwarded
+// with the very arguments, counted, named in the account.
+#include <dlfcn.h>
+#include <sys/wait.h>
+
+#include <regex>
+#include <thread>
+
+#include "host.h"
+
+using namespace cases;
+
+extern "C" CUresult cuMemFreeAsync_ptsz(CUdeviceptr, CUstream);
+
+namespace {
+
+CUmemAllocationProp device_memory(int device) {
+  CUmemAllocationProp prop{};
+  prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
+  return prop;
+}
+
+CUmemAccessDesc access_of(int device) {
+  CUmemAccessDesc access{};
+  access.location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
+  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  return access;
+}
+
+CUdeviceptr map_own(std::size_t bytes) {
+  const CUmemAllocationProp prop = device_memory(0);
+  const CUmemAccessDesc access = access_of(0);
+  CUmemGenericAllocationHandle handle = 0;
+  CUdeviceptr address = 0;
+  OK(cuMemCreate(&handle, bytes, &prop, 0));
+  OK(cuMemAddressReserve(&address, bytes, 0, 0, 0));
+  OK(cuMemMap(address, bytes, 0, handle, 0));
+  OK(cuMemSetAccess(address, bytes, &access, 1));
+  OK(cuMemRelease(handle));
+  return address;
+}
+
+void free_in_every_way(const char* what, CUdeviceptr (*make)()) {
+  const auto say = [what](const char* how, CUdeviceptr block, int code) {
+    // What is left afterwards shows whether it was freed.
+    std::printf("%s by %s: %d, known %d, again %d\n", what, how, code, kvsim_knows(block),
+                static_cast<int>(cuMemFree(block)));
+  };
+  CUdeviceptr block = make();
+  say("cuMemFree", block, cuMemFree(block));
+  block = make();
+  const CUresult async = cuMemFreeAsync(block, nullptr);
+  OK(cuCtxSynchronize());
+  say("cuMemFreeAsync", block, async);
+  block = make();
+  const CUresult twin = cuMemFreeAsync_ptsz(block, nullptr);
+  OK(cuCtxSynchronize());
+  say("cuMemFreeAsync_ptsz", block, twin);
+  block = make();
+  say("cuMemFree of its middle", block, cuMemFree(block + 512));
+  block = make();
+  say("cuMemFreeHost", block, cuMemFreeHost(reinterpret_cast<void*>(block)));
+}
+
+// The driver's log with its addresses and handles numbered in order of appearance.
+std::string numbered(const Result& result) {
+  static const std::regex address("0x[0-9a-f]{5,}");
+  std::map<std::string, std::size_t> names;
+  std::string text;
+  for (const std::string& call : result.calls) {
+    std::string rest = call;
+    for (std::smatch found; std::regex_search(rest, found, address); rest = found.suffix()) {
+      const std::size_t number = names.emplace(found[0], names.size()).first->second;
+      text += found.prefix().str() + "#" + std::to_string(number);
+    }
+    text += rest + "\n";
+  }
+  return text;
+}
+
+}  // namespace
+
+CASE("pool, managed, mapped and host pointers: every free function gives the driver's code") {
+  const Result bare = run(kBare, "free_strangers", small_threshold());
+  const Result preloaded = run(kPreloaded, "free_strangers", small_threshold());
+  EXPECT_IN(bare.ended(0), bare.show());
+  EXPECT_IN(preloaded.ended(0), preloaded.show());
+  EXPECT_IN(bare.out == preloaded.out, difference(bare.out, preloaded.out));
+  EXPECT_IN(summary_of(preloaded.err).kinds.empty(), preloaded.err);
+  EXPECT_IN(preloaded.lines("warn").empty(), preloaded.err);
+}
+SCENE(free_strangers) {
+  use_device();
+  free_in_every_way("default pool", [] {
+    CUdeviceptr block = 0;
+    OK(cuMemAllocAsync(&block, 64 * kMiB, nullptr));
+    OK(cuStreamSynchronize(nullptr));
+    return block;
+  });
+  free_in_every_way("own pool", [] {
+    CUmemPoolProps props{};
+    props.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+    props.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+    CUmemoryPool pool = nullptr;
+    CUdeviceptr block = 0;
+    OK(cuMemPoolCreate(&pool, &props));
+    OK(cuMemAllocFromPoolAsync(&block, 4096, pool, nullptr));
+    OK(cuStreamSynchronize(nullptr));
+    return block;
+  });
+  free_in_every_way("managed", [] {
+    CUdeviceptr block = 0;
+    OK(cuMemAllocManaged(&block, 64 * kMiB, CU_MEM_ATTACH_GLOBAL));
+    return block;
+  });
+  free_in_every_way("mapped", [] { return map_own(4 * kMiB); });
+  free_in_every_way("host", [] {
+    void* block = nullptr;
+    OK(cuMemHostAlloc(&block, 8192, 0));
+    return reinterpret_cast<CUdeviceptr>(block);
+  });
+  free_in_every_way("unknown", [] { return CUdeviceptr{0x1234567000}; });
+  return 0;
+}
+
+CASE("memory of another process (legacy IPC) is freed by nobody here, and closed as ever") {
+  const Environment native = {{"KVSHIM_SMALL", "native"}};
+  const Result bare = run(kBare, "opened", native);
+  const Result preloaded = run(kPreloaded, "opened", native);
+  EXPECT_IN(bare.ended(0), bare.show());
+  EXPECT_IN(preloaded.ended(0) && bare.out == preloaded.out, preloaded.show());
+}
+SCENE(opened) {
+  int to_importer[2], to_exporter[2];
+  OK(pipe(to_importer));
+  OK(pipe(to_exporter));
+  CUipcMemHandle handle;
+  char done = 0;
+  const pid_t exporter = fork();
+  if (exporter == 0) {
+    use_device();
+    OK(cuIpcGetMemHandle(&handle, allocate(4 * kMiB)));
+    if (write(to_importer[1], &handle, sizeof(handle)) != sizeof(handle)) _exit(1);
+    close(to_exporter[1]);
+    if (read(to_exporter[0], &done, 1) < 0) _exit(2);
+    _exit(0);
+  }
+  use_device();
+  EXPECT(read(to_importer[0], &handle, sizeof(handle)) == sizeof(handle));
+  CUdeviceptr block = 0;
+  OK(cuIpcOpenMemHandle(&block, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
+  std::printf("free %d\n", static_cast<int>(cuMemFree(block)));
+  std::printf("free async %d\n", static_cast<int>(cuMemFreeAsync(block, nullptr)));
+  std::printf("memset %d\n", static_cast<int>(cuMemsetD8(block, 1, 4096)));
+  std::printf("close %d\n", static_cast<int>(cuIpcCloseMemHandle(block)));
+  std::printf("free %d\n", static_cast<int>(cuMemFree(block)));
+  close(to_exporter[1]);
+  waitpid(exporter, nullptr, 0);
+  return 0;
+}
+
+CASE("memory of an RTLD_DEEPBIND plugin is freed by the driver, and named once") {
+  const Result result = run(kPreloaded, "deepbind", small_threshold());
+  EXPECT_IN(result.ended(0), result.show());
+  EXPECT_IN(result.lines("RTLD_DEEPBIND?").size() == 1, result.err);
+  Summary summary = summary_of(result.err);
+  EXPECT_IN(summary.says("RTLD_DEEPBIND"), result.err);
+  EXPECT_IN(summary.kinds["vmm"].blocks == 1, result.err);
+}
+SCENE(deepbind) {
+  void* const plugin = dlopen(DEEPBIND_PLUGIN, RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND);
+  EXPECT(plugin != nullptr);
+  if (plugin == nullptr) return 1;
+  const auto alloc =
+      reinterpret_cast<CUresult (*)(CUdeviceptr*, size_t)>(dlsym(plugin, "plugin_alloc"));
+  const auto release = reinterpret_cast<CUresult (*)(CUdeviceptr)>(dlsym(plugin, "plugin_free"));
+  use_device();
+  for (int round = 0; round < 3; ++round) {
+    CUdeviceptr theirs = 0;
+    OK(alloc(&theirs, 3 * kMiB));
+    OK(cuMemsetD8(theirs, 1, 3 * kMiB));
+    OK(cuMemFree(theirs));
+    CODE(cuMemFree(theirs), CUDA_ERROR_INVALID_VALUE);
+  }
+  const CUdeviceptr ours = allocate(3 * kMiB);
+  CODE(release(ours), CUDA_ERROR_INVALID_VALUE);  // a mapping to the driver: it frees nothing
+  OK(cuMemFree(ours));
+  return 0;
+}
+
+CASE("the host's own VMM, managed and pool calls reach the driver as they are, and alone") {
+  const Result bare = run(kBare, "own_calls", {{"KVSHIM_THRESHOLD", "64MiB"}});
+  const Result preloaded = run(kPreloaded, "own_calls", {{"KVSHIM_THRESHOLD", "64MiB"}});
+  EXPECT_IN(bare.ended(0), bare.show());
+  EXPECT_IN(preloaded.ended(0) && preloaded.err.empty(), preloaded.show());
+  EXPECT(bare.calls.size() > 30);
+  EXPECT_IN(numbered(bare) == numbered(preloaded), difference(numbered(bare), numbered(preloaded)));
+}
+SCENE(own_calls) {
+  use_device();
+  // A pool as ggml's: one large reservation that is filled piece by piece.
+  CUdeviceptr pool = 0;
+  const CUmemAllocationProp prop = device_memory(0);
+  const CUmemAccessDesc access = access_of(0);
+  OK(cuMemAddressReserve(&pool, 32 * kGiB, 0, 0, 0));
+  const std::size_t pieces[] = {2 * kMiB, 64 * kMiB, 128 * kMiB, 6 * kMiB};
+  std::size_t used = 0;
+  for (const std::size_t piece : pieces) {
+    CUmemGenericAllocationHandle handle = 0;
+    OK(cuMemCreate(&handle, piece, &prop, 0));
+    OK(cuMemMap(pool + used, piece, 0, handle, 0));
+    OK(cuMemRelease(handle));
+    OK(cuMemSetAccess(pool + used, piece, &access, 1));
+    OK(cuMemsetD8(pool + used, 3, piece));
+    used += piece;
+  }
+  OK(cuMemUnmap(pool, used));
+  OK(cuMemAddressFree(pool, 32 * kGiB));
+  // Managed memory of its own, over and under the threshold, with advice that kvshim never gives.
+  for (const std::size_t bytes : {64 * kMiB, std::size_t{1000}}) {
+    CUdeviceptr block = 0;
+    OK(cuMemAllocManaged(&block, bytes, CU_MEM_ATTACH_HOST));
+    OK(cuMemAdvise(block, bytes, CU_MEM_ADVISE_SET_READ_MOSTLY, {CU_MEM_LOCATION_TYPE_DEVICE, 0}));
+    OK(cuMemPrefetchAsync(block, bytes, {CU_MEM_LOCATION_TYPE_DEVICE, 0}, 0, nullptr));
+    OK(cuMemsetD32(block, 7, bytes / 4));
+  }
+  CUdeviceptr block = 0;
+  OK(cuMemAllocAsync(&block, 64 * kMiB, nullptr));
+  OK(cuMemFreeAsync(block, nullptr));
+  OK(cuCtxSynchronize());
+  return 0;
+}
+
+CASE("threads without a context: own cuMemCreate untouched, cuMemAlloc 201, before cuInit 3") {
+  for (const How how : {kBare, kPreloaded}) {
+    const Result result = run(how, "no_context", {{"KVSHIM_THRESHOLD", "64MiB"}});
+    EXPECT_IN(result.ended(0), result.show());
+    const auto created = result.calls_of("cuMemCreate");
+    EXPECT_IN(created.size() == 3, result.show());
+    EXPECT_IN(result.count("cuMemCreate size=67108864 type=1 location=1:1 handles=1 flags=0") == 1,
+              result.show());
+    EXPECT_IN(result.count("cuMemCreate size=2097152 type=1 location=3:0 handles=1 flags=0") == 1,
+              result.show());
+    EXPECT_IN(result.count("cuMemCreate size=4194304 type=1 location=1:0 handles=0 flags=0") == 1,
+              result.show());
+    EXPECT_IN(result.count("cuMemAllocManaged") == 0, result.show());
+  }
+}
+SCENE(no_context) {
+  CUdeviceptr block = 0;
+  for (const std::size_t bytes : {std::size_t{100}, 64 * kMiB}) {
+    CODE(cuMemAlloc(&block, bytes), CUDA_ERROR_NOT_INITIALIZED);
+  }
+  CODE(cuMemFree(0x10000), CUDA_ERROR_NOT_INITIALIZED);
+  OK(cuInit(0));
+  std::thread([] {
+    CUmemGenericAllocationHandle handle = 0;
+    CUmemAllocationProp prop = device_memory(1);
+    prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    OK(cuMemCreate(&handle, 64 * kMiB, &prop, 0));
+    prop.location = {CU_MEM_LOCATION_TYPE_HOST_NUMA, 0};
+    OK(cuMemCreate(&handle, 2 * kMiB, &prop, 0));
+    prop = device_memory(0);
+    OK(cuMemCreate(&handle, 4 * kMiB, &prop, 0));
+    CUdeviceptr none = 77;
+    for (const std::size_t bytes : {std::size_t{100}, 3 * kMiB, 64 * kMiB}) {
+      CODE(cuMemAlloc(&none, bytes), CUDA_ERROR_INVALID_CONTEXT);
+      EXPECT(none == 77);
+    }
+    CUcontext current = nullptr;
+    OK(cuCtxGetCurrent(&current));
+    EXPECT(current == nullptr);
+  }).join();
+  return 0;
+}
+
+CASE("a program that maps memory itself is told so, with expandable_segments named") {
+  const Result result = run(kPreloaded, "maps_itself", {{"KVSHIM_SUMMARY", "1"}});
+  EXPECT_IN(result.ended(0), result.show());
+  const Summary summary = summary_of(result.err);
+  EXPECT_IN(summary.tables == 1 && summary.kinds.empty(), result.err);
+  EXPECT_IN(summary.says("bypassed kvshim: 40 MiB in 2 cuMemCreate calls"), summary.text);
+  EXPECT_IN(summary.says("expandable_segments"), summary.text);
+  EXPECT_IN(!summary.says("stream-ordered") && !summary.says("cuMemAllocManaged"), summary.text);
+}
+SCENE(maps_itself) {
+  use_device();
+  map_own(20 * kMiB);
+  map_own(20 * kMiB);
+  return 0;
+}
+
+CASE("managed memory of the program's own is counted once and named") {
+  const Result result = run(kPreloaded, "manages_itself", {{"KVSHIM_SUMMARY", "1"}});
+  EXPECT_IN(result.ended(0), result.show());
+  const Summary summary = summary_of(result.err);
+  EXPECT_IN(summary.says("bypassed kvshim: 3 MiB in 1 cuMemAllocManaged calls"), result.err);
+}
+SCENE(manages_itself) {
+  use_device();
+  CUdeviceptr block = 0;
+  OK(cuMemAllocManaged(&block, 3 * kMiB, CU_MEM_ATTACH_GLOBAL));
+  OK(cuMemFree(block));
+  return 0;
+}
