@@ -360,3 +360,116 @@ TEST_CASE("a thread without a context gets 201, whatever it asks for") {
     }
   }).join();
 }
+
+TEST_CASE(
+    "neither an allocation nor a query waits for a managed block that was freed in stream order") {
+  const Engine engine;
+  const CUdeviceptr large = allocated(kLarge);
+  CUstream free_stream = nullptr;
+  CUstream busy_stream = nullptr;
+  REQUIRE(cuStreamCreate(&free_stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
+  REQUIRE(cuStreamCreate(&busy_stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
+  CUresult result = CUDA_ERROR_UNKNOWN;
+  REQUIRE(engine::free_async(large, free_stream, &result));
+  REQUIRE(result == CUDA_SUCCESS);
+  static std::atomic<bool> go{false};
+  static std::atomic<bool> gave_up{false};
+  go = false;
+  gave_up = false;
+  REQUIRE(cuLaunchHostFunc(
+              busy_stream,
+              [](void*) {
+                for (int i = 0; i < 3000 && !go; ++i) usleep(1000);
+                gave_up = !go;
+              },
+              nullptr) == CUDA_SUCCESS);
+  const CUdeviceptr small = allocated(512);
+  std::size_t free_bytes = 0;
+  CHECK(engine::mem_info(&free_bytes, nullptr) == CUDA_SUCCESS);
+  go = true;
+  REQUIRE(cuStreamSynchronize(busy_stream) == CUDA_SUCCESS);
+  CHECK_FALSE(gave_up);
+  CHECK(release(small) == CUDA_SUCCESS);  // this one may wait, and gives the managed block back
+  CHECK(engine.alive().managed_blocks == 0);
+  cuStreamDestroy(free_stream);
+  cuStreamDestroy(busy_stream);
+}
+
+TEST_CASE(
+    "a block may be freed on a stream of another context, and goes when either context does") {
+  const Engine engine;
+  CUcontext other = nullptr;
+  CUstream stream = nullptr;
+  REQUIRE(cuCtxCreate(&other, nullptr, 0, 0) == CUDA_SUCCESS);
+  REQUIRE(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
+  REQUIRE(cuCtxSetCurrent(engine.context) == CUDA_SUCCESS);
+  const CUdeviceptr ptr = allocated(3 * kMiB2);
+  CUresult result = CUDA_ERROR_UNKNOWN;
+  REQUIRE(engine::free_async(ptr, stream, &result));
+  CHECK(result == CUDA_SUCCESS);
+  const engine::Destruction end = engine::before_destroy(other);
+  REQUIRE(cuCtxDestroy(other) == CUDA_SUCCESS);
+  engine::after_destroy(end, true);
+  release(allocated(512));
+  CHECK(engine.alive().handles == 1);  // the kept slab: the block itself is gone
+}
+
+TEST_CASE("an accepted stream-ordered free succeeds even where no event can be had") {
+  for (const char* rule : {"cuEventCreate:1:2", "cuEventRecord:1:999"}) {
+    const Engine engine;
+    const CUdeviceptr ptr = allocated(3 * kMiB2);
+    REQUIRE(kvsim_fail(rule) == 0);
+    CUresult result = CUDA_ERROR_UNKNOWN;
+    REQUIRE(engine::free_async(ptr, CU_STREAM_LEGACY, &result));
+    CHECK(result == CUDA_SUCCESS);
+    CHECK(registry::size() == 0);
+    CHECK(engine.alive().handles == 0);
+  }
+}
+
+TEST_CASE(
+    "pending stream-ordered frees of a context end with it, and stay where it is not destroyed") {
+  for (const bool destroyed : {true, false}) {
+    const Engine engine;
+    CUcontext second = nullptr;
+    REQUIRE(cuCtxCreate(&second, nullptr, 0, 0) == CUDA_SUCCESS);
+    const CUdeviceptr ptr = allocated(3 * kMiB2);
+    CUresult result = CUDA_ERROR_UNKNOWN;
+    REQUIRE(engine::free_async(ptr, CU_STREAM_LEGACY, &result));
+    const engine::Destruction end = engine::before_destroy(second);
+    if (destroyed) REQUIRE(cuCtxDestroy(second) == CUDA_SUCCESS);
+    engine::after_destroy(end, destroyed);
+    CHECK(retired::contains(ptr) == !destroyed);
+    if (!destroyed) {
+      CHECK(engine.alive().handles == 1);
+      const engine::Destruction last = engine::before_destroy(second);
+      REQUIRE(cuCtxDestroy(second) == CUDA_SUCCESS);
+      engine::after_destroy(last, true);
+    }
+    CHECK(engine.alive().handles == 0);
+  }
+}
+
+TEST_CASE("a context of twenty thousand blocks ends in one pass") {
+  const Engine engine;
+  CUcontext second = nullptr;
+  REQUIRE(cuCtxCreate(&second, nullptr, 0, 0) == CUDA_SUCCESS);
+  for (int i = 0; i < 20000; ++i) allocated(256);
+  const engine::Destruction end = engine::before_destroy(second);
+  REQUIRE(cuCtxDestroy(second) == CUDA_SUCCESS);
+  timespec begun{};
+  clock_gettime(CLOCK_MONOTONIC, &begun);
+  engine::after_destroy(end, true);
+  timespec ended{};
+  clock_gettime(CLOCK_MONOTONIC, &ended);
+  CHECK(ended.tv_sec - begun.tv_sec < 2);  // walking from the start each time took more than 5 s
+  CHECK(registry::size() == 0);
+  CHECK(engine.alive().handles == 0);
+}
+
+TEST_CASE("what kvshim holds is given back once when the program's own allocation fails") {
+  const Engine engine;
+  CHECK(engine::make_room() == false);  // nothing is held: no second try for nothing
+  release(allocated(512));
+  CHECK(engine::make_room());
+}

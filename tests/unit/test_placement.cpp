@@ -76,6 +76,19 @@ TEST_CASE("rows of a 2D fill leave the bytes between them alone") {
   CHECK(range.margins_untouched());
 }
 
+TEST_CASE("many rows are shared among threads, each row once") {
+  constexpr std::size_t kRows = 700000;
+  Range range(kRows * 64);
+  placement::fill_2d(range.start(), 64, 60, kRows, {7, 1}, 0);
+  bool right = true;
+  for (std::size_t row = 0; row < kRows; ++row) {
+    right = right && range.start()[row * 64] == 7 && range.start()[row * 64 + 59] == 7 &&
+            range.start()[row * 64 + 60] == 0xaa;
+  }
+  CHECK(right);
+  CHECK(range.margins_untouched());
+}
+
 TEST_CASE("small ranges take one thread and large ones at most what is asked for") {
   CHECK(placement::thread_count(1) == 1);
   CHECK(placement::thread_count(8 * kMiB) == 1);
