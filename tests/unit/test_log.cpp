@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -368,3 +369,23 @@ TEST_CASE("a message said once is said once") {
 }
 
 }  // namespace kvshim
+
+TEST_CASE("a log file at the program's file size limit does not end the program") {
+  char path[] = "/tmp/kvshim-limit-XXXXXX";
+  const int file = mkstemp(path);
+  REQUIRE(file >= 0);
+  const pid_t pid = fork();
+  if (pid == 0) {
+    setenv("KVSHIM_LOG_FILE", path, 1);
+    const rlimit none{0, 0};
+    if (setrlimit(RLIMIT_FSIZE, &none) != 0) _exit(2);
+    kvshim::log::error("no room for this");
+    _exit(7);
+  }
+  int status = 0;
+  REQUIRE(waitpid(pid, &status, 0) == pid);
+  CHECK(WIFEXITED(status));  // SIGXFSZ would have killed it
+  CHECK(WEXITSTATUS(status) == 7);
+  close(file);
+  unlink(path);
+}
