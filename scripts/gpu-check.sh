@@ -6,7 +6,7 @@
 #   scripts/gpu-check.sh [--quick] [--only STEP] [--out DIR]
 #
 # --quick   fewer rounds
-# --only    one of: contract split bandwidth cost torch llama frameworks import quiet zero
+# --only    one of: contract split bandwidth cost torch llama frameworks import quiet zero multi
 #           contract_more
 # --out     where qualification.md and details.log go (default: build/gpu-check)
 #
@@ -42,7 +42,7 @@ while (($# > 0)); do
   esac
   shift
 done
-steps=(contract split bandwidth cost torch llama frameworks import quiet zero contract_more)
+steps=(contract split bandwidth cost torch llama frameworks import quiet zero multi contract_more)
 if [[ -n $only && " ${steps[*]} " != *" $only "* ]]; then
   echo "gpu-check: --only takes one of: ${steps[*]}" >&2
   exit 2
@@ -124,8 +124,8 @@ build_programs() {
   fi
   home=$(dirname "$(dirname "$(readlink -f "$(command -v nvcc)")")")
   local -a flags=(-std=c++20 -O2 -arch=native)
-  for name in alloc_split bandwidth alloc_cost; do
-    run "build.$name" 90 bare -- nvcc "${flags[@]}" -o "$work/$name" "$programs/$name.cu" &
+  for name in alloc_split bandwidth alloc_cost allreduce_ipc; do
+    run "build.$name" 90 bare -- nvcc "${flags[@]}" -o "$work/$name" "$programs/$name.cu" -lcuda &
   done
   run build.alloc_split_shared 90 bare -- nvcc "${flags[@]}" -cudart shared \
     -Xlinker "-rpath,$home/lib64:$home/lib" -o "$work/alloc_split_shared" "$programs/alloc_split.cu" &
@@ -317,6 +317,39 @@ step_zero() {
   judge zero
 }
 
+# Several processes, and several GPUs where there are.
+step_multi() {
+  local gpus how round pair cumem
+  local -a check=(python3 "$programs/multi_check.py") pairs=("same 0 0") label
+  gpus=$(nvidia-smi -L | grep -c '^GPU')
+  if ((gpus > 1)); then
+    pairs+=("two 0 1")
+  else
+    say "SKIP multi: one GPU here: the same device in both processes, and no NCCL"
+  fi
+  for pair in "${pairs[@]}"; do
+    read -r -a label <<< "$pair"
+    for how in bare preloaded; do
+      run "multi.share_${label[0]}.$how" 60 $how KVSHIM_SUMMARY=1 -- "${check[@]}" share "${label[@]:1}"
+      has_program multi allreduce_ipc || continue
+      # Two processes on one GPU take turns by the millisecond: few rounds.
+      run "multi.allreduce_${label[0]}.$how" 60 $how KVSHIM_SUMMARY=1 -- \
+        "$work/allreduce_ipc" "${label[@]:1}" $([[ ${label[0]} == same ]] && echo 20 || echo 2000)
+    done
+  done
+  if ((gpus > 1)); then
+    for round in 1 2; do
+      for cumem in 0 1; do
+        for how in bare preloaded; do
+          run "multi.nccl_cumem$cumem.$how.$round" 60 $how NCCL_CUMEM_ENABLE=$cumem \
+            KVSHIM_THRESHOLD=512MiB KVSHIM_SUMMARY=1 -- "${check[@]}" nccl
+        done
+      done
+    done
+  fi
+  judge multi
+}
+
 write_head() {
   local version revision gpu
   version=$(python3 -c 'import ctypes, sys
@@ -347,10 +380,10 @@ declare -A titles=(
   [contract]='Contract suite' [split]='Shared and static runtime' [bandwidth]='Device bandwidth'
   [cost]='Cost of allocation' [torch]='PyTorch' [llama]='Llama of transformers, random weights'
   [frameworks]='CuPy, numba-cuda, JAX' [import]='import torch' [quiet]='Nothing to notice'
-  [zero]='Placing managed memory' [contract_more]='Contract suite, other ways')
+  [zero]='Placing managed memory' [multi]='Several processes and GPUs' [contract_more]='Contract suite, other ways')
 
 case $only in
-  '' | split | bandwidth | cost | quiet | zero) build_programs ;;
+  '' | split | bandwidth | cost | quiet | zero | multi) build_programs ;;
 esac
 write_head > "$report"
 for step in "${steps[@]}"; do

@@ -354,7 +354,54 @@ def zero():
         table(["threads", "GB/s", "measured before, H200 with 16 cores"], rows)
 
 
+def multi():
+    for pair in ("same", "two"):
+        if Run(f"multi.share_{pair}.bare").there:
+            digests(f"multi.share_{pair}.bare", [f"multi.share_{pair}.preloaded"])
+    rows = []
+    for pair in ("same", "two"):
+        if not Run(f"multi.allreduce_{pair}.bare").there:
+            continue
+        runs = usable(f"multi.allreduce_{pair}.bare", f"multi.allreduce_{pair}.preloaded")
+        if runs is None:
+            continue
+        bare, pre = (run.json for run in runs)
+        verdict(bare["wrong"] == pre["wrong"] == 0, f"all-reduce over IPC handles, {pair}: "
+                f"{bare['us']} us bare, {pre['us']} us preloaded, every sum right")
+        verdict("vmm" in runs[1].kinds(), f"all-reduce over IPC handles, {pair}: its blocks are vmm")
+        rows.append([pair, bare["opened"], bare["us"], pre["us"], f"{bare['us'] / pre['us']:.4f}"])
+    if rows:
+        note("An all-reduce of our own over IPC handles of base and offset, replayed from a graph: "
+             "8.25 MiB in three buffers, microseconds for all three.")
+        table(["devices", "handles opened", "bare", "preloaded", "speed ratio"], rows)
+    rows = []
+    for cumem in (0, 1):
+        label = f"multi.nccl_cumem{cumem}"
+        names = {how: numbered(f"{label}.{how}") for how in ("bare", "preloaded")}
+        if not names["bare"]:
+            continue
+        digests(f"{label}.bare.1", [f"{label}.preloaded.1"])
+        runs = {how: usable(*found) for how, found in names.items()}
+        if not all(runs.values()):
+            continue
+        for what in runs["bare"][0].json["rates"]:
+            bare, pre = (max(run.json["rates"][what] for run in runs[how])
+                         for how in ("bare", "preloaded"))
+            below = "1 GiB" not in what
+            rows.append([what, cumem, "vmm" if below else "managed", f"{bare:.1f}", f"{pre:.1f}",
+                         f"{pre / bare:.4f}"])
+            if below:
+                verdict(pre / bare >= 0.98, f"NCCL_CUMEM_ENABLE={cumem}, {what}: {pre:.1f} GB/s, "
+                        f"{pre / bare:.4f} of native")
+        kinds = runs["preloaded"][0].kinds()
+        verdict("managed" in kinds and "vmm" in kinds,
+                f"NCCL_CUMEM_ENABLE={cumem}: buffers below and above the threshold")
+    if rows:
+        note("NCCL between two GPUs: GB/s of one rank's data, median of 30, the better of two runs a side.")
+        table(["operation", "NCCL_CUMEM_ENABLE", "kind", "bare", "preloaded", "ratio"], rows)
+
+
 STEPS = {"contract": contract, "contract_more": contract, "split": split, "bandwidth": bandwidth, "cost": cost,
          "torch": torch, "llama": llama, "frameworks": frameworks, "import": import_torch,
-         "zero": zero}
+         "zero": zero, "multi": multi}
 STEPS[STEP]()
