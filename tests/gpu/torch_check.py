@@ -34,9 +34,11 @@ def check(name, holds):
 
 
 def timed(name, body, repeats=20):
-    """The median of milliseconds, by events, after a warm-up."""
-    for _ in range(3):
+    """The median of milliseconds, by events, after half a second that warms the clocks."""
+    begun = time.monotonic()
+    while time.monotonic() - begun < 0.5:
         body()
+        torch.cuda.synchronize()
     times = []
     for _ in range(repeats):
         begun = torch.cuda.Event(enable_timing=True)
