@@ -60,6 +60,7 @@ class Slab {
 
   Slab* next = nullptr;
   Slab* previous = nullptr;
+  bool sealed = false;  // see SlabAllocator::seal; never among those with room
 
  private:
   std::uint64_t* words() noexcept { return reinterpret_cast<std::uint64_t*>(this + 1); }
@@ -187,17 +188,30 @@ void SlabAllocator::free(const Place& place, std::uint64_t bytes) noexcept {
     const Guard guard(lock_);
     const bool was_full = slab->full();
     slab->give((place.base - slab->mapping().base) / kUnit, units);
-    free_bytes_.fetch_add(units * kUnit, std::memory_order_relaxed);
-    if (was_full) link(slab);
-    if (!slab->empty()) return;
-    if (empty_ < kKeptEmpty) {
-      ++empty_;
-      return;
+    if (!slab->sealed) {
+      free_bytes_.fetch_add(units * kUnit, std::memory_order_relaxed);
+      if (was_full) link(slab);
     }
-    unlink(slab);
-    free_bytes_.fetch_sub(slab->mapping().bytes, std::memory_order_relaxed);
+    if (!slab->empty()) return;
+    if (!slab->sealed) {
+      if (empty_ < kKeptEmpty) {
+        ++empty_;
+        return;
+      }
+      unlink(slab);
+      free_bytes_.fetch_sub(slab->mapping().bytes, std::memory_order_relaxed);
+    }
   }
   destroy(slab);
+}
+
+void SlabAllocator::seal(Slab* slab) noexcept {
+  const Guard guard(lock_);
+  if (slab->sealed) return;
+  slab->sealed = true;
+  if (slab->full()) return;
+  unlink(slab);
+  free_bytes_.fetch_sub(slab->free_units() * kUnit, std::memory_order_relaxed);
 }
 
 std::uint64_t SlabAllocator::trim() noexcept {

@@ -35,10 +35,14 @@ class SlabAllocator {
   // Gives the place back. The caller has waited for all work that uses it.
   void free(const Place& place, std::uint64_t bytes) noexcept;
 
+  // No block that comes later shares these pages, and they go back to the driver with the last one
+  // that does: another process is about to see them. Bytes that stay unused count as taken.
+  void seal(Slab* slab) noexcept;
+
   // Gives every empty slab back to the driver; returns the bytes that came free.
   std::uint64_t trim() noexcept;
 
-  // Bytes of this allocator's slabs that no block uses.
+  // Bytes of this allocator's slabs that no block uses and one may still get.
   std::uint64_t free_bytes() const noexcept { return free_bytes_.load(std::memory_order_relaxed); }
 
   // The whole mapping that a place belongs to.

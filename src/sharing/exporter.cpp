@@ -227,7 +227,10 @@ bool get_handle(CUipcMemHandle* out, CUdeviceptr address, CUresult* result) noex
   }
   std::uint32_t slot = block.export_slot;
   *result = CUDA_SUCCESS;
-  if (slot == 0) *result = publish(block, &slot);
+  if (slot == 0) {
+    if (block.slab != nullptr) block.owner->slabs().seal(block.slab);
+    *result = publish(block, &slot);
+  }
   if (*result != CUDA_SUCCESS) {
     if (said_refused.first()) {
       log::warn("a block of {} bytes cannot be shared over IPC: its export failed with {} {}",

@@ -2,7 +2,9 @@
 //
 // Natively a small cudaMalloc block shares its 2 MiB page with its neighbours over IPC too: the
 // peer gets the page. So it is here: a block in a slab is opened as the whole slab, and the pointer
-// that the peer gets lies in it. The slab's other blocks are as visible to that peer as natively.
+// that the peer gets lies in it. But no block that comes later gets a place there (SlabAllocator::
+// seal), and in the peer copies end where the block ends. Blocks that were in the page before share
+// it.
 #pragma once
 
 #include <cuda.h>

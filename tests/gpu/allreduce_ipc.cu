@@ -1,7 +1,8 @@
-// An all-reduce between two processes over legacy IPC handles, built as serving engines build theirs:
-// each buffer lies somewhere inside a larger allocation, its peer gets the handle of the allocation's
-// base and an offset, addresses go into a table that the kernels of a captured graph read, and the
-// table is filled after the capture. Results are whole numbers, so they must be exact.
+// An all-reduce between two processes over legacy IPC handles, built as serving engines build
+// theirs: each buffer lies somewhere inside a larger allocation, its peer gets the handle of the
+// allocation's base and an offset, addresses go into a table that the kernels of a captured graph
+// read, and the table is filled after the capture. Results are whole numbers, so they must be
+// exact.
 //
 //   allreduce_ipc DEVICE DEVICE [ROUNDS]     devices of the two ranks; the same one twice is fine
 #include <sys/socket.h>
@@ -21,7 +22,8 @@ namespace {
 constexpr int kRanks = 2;
 constexpr int kBlocks = 36;
 constexpr int kThreads = 512;
-constexpr std::size_t kSizes[] = {4 * kKiB, 256 * kKiB, 8 * kMiB};  // bytes, each a buffer of its own
+constexpr std::size_t kSizes[] = {4 * kKiB, 256 * kKiB,
+                                  8 * kMiB};  // bytes, each a buffer of its own
 constexpr int kBuffers = sizeof kSizes / sizeof *kSizes;
 
 struct Signal {
@@ -94,7 +96,8 @@ void receive(int channel, void* data, std::size_t bytes) {
   if (recv(channel, data, bytes, MSG_WAITALL) != static_cast<ssize_t>(bytes)) std::exit(3);
 }
 
-// Where memory lies: the handle of its allocation and the way from its base, found as engines do it.
+// Where memory lies: the handle of its allocation and the way from its base, found as engines do
+// it.
 struct Shared {
   cudaIpcMemHandle_t handle;
   std::size_t offset;
@@ -104,7 +107,8 @@ Shared share(const void* at) {
   Shared shared{};
   CUdeviceptr base = 0;
   const auto address = reinterpret_cast<CUdeviceptr>(at);
-  if (cuPointerGetAttribute(&base, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, address) != CUDA_SUCCESS) {
+  if (cuPointerGetAttribute(&base, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, address) !=
+      CUDA_SUCCESS) {
     std::fprintf(stderr, "no range start\n");
     std::exit(1);
   }
