@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 
 #include <fstream>
+#include <thread>
 
 #include "host.h"
 
@@ -181,6 +182,41 @@ SCENE(filling_together) {
   EXPECT(read(refused[0], &byte, 1) == 0);
   close(over[1]);
   for (int status = 0; wait(&status) > 0;) OK(status);
+  return 0;
+}
+
+CASE("threads that ask at once share what the host has: some get 2, the process lives") {
+  const Cgroup group;
+  if (group.path.empty()) return skip("no memory cgroup can be made here");
+  Environment environment = kFromOneGiB;
+  environment.emplace_back("KVSHIM_THRESHOLD", "64MiB");
+  environment.emplace_back("CASE_CGROUP", group.path);
+  const Result result = run(kPreloaded, "at_once", environment);
+  EXPECT_IN(result.ended(0), result.show());
+  EXPECT_IN(!was_killed(group.path), group.path);
+}
+SCENE(at_once) {
+  if (!join(std::getenv("CASE_CGROUP"))) return 3;
+  const CUcontext context = use_device();
+  OK(cuMemFree(allocate(64 * kMiB)));
+  kvsim_hold("cuMemAllocManaged");  // whoever is let through to it has placed nothing yet
+  std::atomic<int> made{0}, refused{0};
+  std::thread threads[8];
+  for (std::thread& thread : threads) {
+    thread = std::thread([&] {
+      OK(cuCtxSetCurrent(context));
+      CUdeviceptr block = 0;
+      const CUresult code = cuMemAlloc(&block, 400 * kMiB);
+      made += code == CUDA_SUCCESS;
+      refused += code == CUDA_ERROR_OUT_OF_MEMORY;
+    });
+  }
+  const auto through = [] { return static_cast<int>(kvsim_waiting("cuMemAllocManaged")); };
+  for (int round = 0; round < 50000 && through() + refused < 8; ++round) usleep(100);
+  EXPECT(through() == 4 && refused == 4);
+  kvsim_release("cuMemAllocManaged");
+  for (std::thread& thread : threads) thread.join();
+  EXPECT(made == 4);
   return 0;
 }
 

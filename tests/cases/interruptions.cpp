@@ -1,5 +1,5 @@
 // What comes to a thread from outside while it is in kvshim, and to the threads that kvshim starts:
-// cancellation, a sandbox that answers system calls with SIGSYS, crash handlers.
+// cancellation, a sandbox that answers system calls with SIGSYS. And threads with hardly any stack.
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <pthread.h>
@@ -147,6 +147,20 @@ CASE("a sandbox that answers the placing threads' system calls with SIGSYS ends 
 namespace {
 std::atomic<int> trapped{0};
 
+// From now on the answer to these two system calls.
+bool filter(unsigned one, unsigned other, unsigned answer) {
+  sock_filter rules[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, one, 1, 0),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, other, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, answer),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  const sock_fprog program{5, rules};
+  return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+         prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+}
+
 // As sandboxes do: the call is not made, the caller is told EPERM.
 void refuse_call(int, siginfo_t*, void* state) {
   mcontext_t& machine = static_cast<ucontext_t*>(state)->uc_mcontext;
@@ -164,17 +178,7 @@ SCENE(sandboxed) {
   action.sa_sigaction = refuse_call;
   action.sa_flags = SA_SIGINFO;
   OK(sigaction(SIGSYS, &action, nullptr));
-  sock_filter rules[] = {
-      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_sched_setaffinity, 0, 1),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_TRAP),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-  };
-  const sock_fprog program{4, rules};
-  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
-      prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0) {
-    return 77;
-  }
+  if (!filter(SYS_sched_setaffinity, SYS_sched_setaffinity, SECCOMP_RET_TRAP)) return 77;
   const CUdeviceptr block = allocate(64 * kMiB);
   EXPECT(trapped > 0);  // the placing threads did run into it
   const int before = trapped;
@@ -184,5 +188,57 @@ SCENE(sandboxed) {
   OK(kvsim_peek(block + 64 * kMiB - 1, &last, 1));
   EXPECT(last == 7);
   OK(cuMemFree(block));
+  return 0;
+}
+
+CASE("where no thread can be started the caller places every page itself") {
+  const Result result =
+      run(kPreloaded, "threadless", small_threshold({{"KVSHIM_ZERO_THREADS", "4"}}));
+  if (result.ended(77)) return skip("no seccomp filter can be set here");
+  EXPECT_IN(result.ended(0), result.show());
+}
+SCENE(threadless) {
+  use_device();
+  if (!filter(SYS_clone, SYS_clone3, SECCOMP_RET_ERRNO | EAGAIN)) return 77;
+  pthread_t thread;
+  const auto nothing = [](void*) -> void* { return nullptr; };
+  CODE(pthread_create(&thread, nullptr, nothing, nullptr), EAGAIN);
+  const CUdeviceptr block = allocate(64 * kMiB);
+  EXPECT(kvsim_resident_on_host(block, 64 * kMiB) == 64 * kMiB);
+  OK(cuMemFree(block));
+  return 0;
+}
+
+CASE("threads with the smallest stack there is allocate, set, free and are refused, and say so") {
+  for (const char* const level : {"warn", "debug"}) {
+    const Result result = run(kPreloaded, "small_stack", small_threshold({{"KVSHIM_LOG", level}}));
+    EXPECT_IN(result.ended(0), level + (": " + result.show()));
+    EXPECT_IN(result.lines("refused: ").size() == 1, result.err);
+  }
+}
+SCENE(small_stack) {
+  context = use_device();
+  const auto work = [](void*) -> void* {
+    CUdeviceptr block = 0;
+    std::size_t free = 0, total = 0;
+    OK(cuCtxSetCurrent(context));
+    for (const std::size_t bytes : {64 * kMiB, 3 * kMiB, std::size_t{1000}}) {
+      for (const bool in_order : {false, true}) {
+        OK(cuMemAlloc(&block, bytes));
+        OK(cuMemsetD8(block, 1, bytes));
+        OK(in_order ? cuMemFreeAsync(block, nullptr) : cuMemFree(block));
+      }
+    }
+    OK(cuMemGetInfo(&free, &total));
+    CODE(cuMemAlloc(&block, std::size_t{1} << 50), CUDA_ERROR_OUT_OF_MEMORY);
+    return nullptr;
+  };
+  pthread_attr_t attributes;
+  pthread_t thread;
+  OK(pthread_attr_init(&attributes));
+  OK(pthread_attr_setstacksize(&attributes,
+                               static_cast<std::size_t>(sysconf(_SC_THREAD_STACK_MIN))));
+  OK(pthread_create(&thread, &attributes, work, nullptr));  // the first to allocate
+  OK(pthread_join(thread, nullptr));
   return 0;
 }
