@@ -100,6 +100,28 @@ void* find_function(const link_map* map, const Symbols& in, const char* name) {
   }
 }
 
+// Whether a defined function begins at exactly this address.
+bool has_function_at(const link_map* map, const Symbols& in, const void* address) {
+  if (in.symbols == nullptr || in.gnu_hash == nullptr) return false;
+  const std::uint32_t bucket_count = in.gnu_hash[0];
+  const std::uint32_t first = in.gnu_hash[1];
+  const std::uint32_t* const buckets =
+      in.gnu_hash + 4 + in.gnu_hash[2] * (sizeof(ElfW(Addr)) / sizeof(std::uint32_t));
+  const std::uint32_t* const chains = buckets + bucket_count;
+  for (std::uint32_t bucket = 0; bucket < bucket_count; ++bucket) {
+    std::uint32_t index = buckets[bucket];
+    if (index < first) continue;
+    do {
+      const ElfW(Sym)& symbol = in.symbols[index];
+      if (symbol.st_shndx != SHN_UNDEF && ELF64_ST_TYPE(symbol.st_info) == STT_FUNC &&
+          reinterpret_cast<const void*>(map->l_addr + symbol.st_value) == address) {
+        return true;
+      }
+    } while ((chains[index++ - first] & 1u) == 0);
+  }
+  return false;
+}
+
 // libc.so.6 holds both functions since glibc 2.34, libdl.so.2 before. Objects of program start
 // stand first in the list and are never unloaded, so no lock is needed to walk that far.
 void* find_in_libc(const char* name) {
@@ -175,7 +197,8 @@ namespace {
 // dl_iterate_phdr does not take the lock that dlopen holds while it runs constructors: a thread
 // that a constructor waits for may make its first CUDA call.
 struct Search {
-  const char* name;
+  const char* name;     // what to look for by name, or NULL
+  const void* address;  // or by address, or NULL
   void* found;
   bool loaded;
 };
@@ -192,23 +215,34 @@ int visit(dl_phdr_info* info, std::size_t, void* argument) {
       map.l_ld = reinterpret_cast<ElfW(Dyn)*>(info->dlpi_addr + info->dlpi_phdr[index].p_vaddr);
     }
   }
-  if (map.l_ld == nullptr || search->name == nullptr) return 1;
-  search->found = find_function(&map, symbols_of(&map), search->name);
+  if (map.l_ld == nullptr) return 1;
+  if (search->name != nullptr) {
+    search->found = find_function(&map, symbols_of(&map), search->name);
+  } else if (search->address != nullptr &&
+             has_function_at(&map, symbols_of(&map), search->address)) {
+    search->found = const_cast<void*>(search->address);
+  }
   return 1;
 }
 
 }  // namespace
 
 bool loaded() noexcept {
-  Search search{nullptr, nullptr, false};
+  Search search{nullptr, nullptr, nullptr, false};
   dl_iterate_phdr(visit, &search);
   return search.loaded;
 }
 
 void* symbol(const char* name) noexcept {
-  Search search{name, nullptr, false};
+  Search search{name, nullptr, nullptr, false};
   dl_iterate_phdr(visit, &search);
   return search.found;
+}
+
+bool exports(const void* function) noexcept {
+  Search search{nullptr, function, nullptr, false};
+  dl_iterate_phdr(visit, &search);
+  return search.found != nullptr;
 }
 
 bool contains(const void* code) noexcept {

@@ -18,10 +18,12 @@ void* real_dlvsym_address() noexcept;
 // for the look-up path only. dlerror() is clean afterwards.
 void* handle() noexcept;
 
-// Whether the driver is loaded, and its function of exactly this exported name, or NULL. Neither
-// takes the lock that the loader holds while it runs constructors.
+// Whether the driver is loaded, its function of exactly this exported name, or NULL, and whether a
+// function of any exported name begins at this address. None takes the lock that the loader holds
+// while it runs constructors (dladdr and dlsym do).
 bool loaded() noexcept;
 void* symbol(const char* name) noexcept;
+bool exports(const void* function) noexcept;
 
 // True for code of the driver's own libraries (libcuda, libnvidia-*): they get the truth.
 bool contains(const void* code) noexcept;

@@ -3,7 +3,6 @@
 // and per-thread twins come out as the driver chose them, and unknown names, errors and the status
 // stay the driver's.
 #include <cuda.h>
-#include <dlfcn.h>
 
 #include <array>
 #include <atomic>
@@ -166,11 +165,6 @@ const HookEntry* by_version(const char* base, int version, bool per_thread) {
   return best;
 }
 
-bool has_symbol(void* address) {
-  Dl_info info;
-  return dladdr(address, &info) != 0 && info.dli_sname != nullptr && info.dli_saddr == address;
-}
-
 // Exchanges the driver's answer for the hook that stands for exactly that function.
 void exchange(const char* base, void** answer, int version, cuuint64_t flags) {
   if (base == nullptr || answer == nullptr || *answer == nullptr || options().disable) return;
@@ -188,7 +182,7 @@ void exchange(const char* base, void** answer, int version, cuuint64_t flags) {
     ++index;
   }
   // A function with a symbol of its own is an ABI that kvshim has no hook for.
-  if (!hooked_base || has_symbol(*answer)) return;
+  if (!hooked_base || driver::exports(*answer)) return;
   const bool per_thread = (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0;
   if (const HookEntry* const entry = by_version(base, version, per_thread)) {
     *answer = entry->hook;

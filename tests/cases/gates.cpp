@@ -1,5 +1,6 @@
 // Lock order. kvshim never holds a lock of its own while it is inside the driver: each driver call
-// it makes waits here until another thread has done something through kvshim.
+// it makes waits here until another thread has done something through kvshim. And it takes none of
+// the loader's in a CUDA call.
 #include <dlfcn.h>
 
 #include <thread>
@@ -164,5 +165,19 @@ SCENE(callback) {
   OK(cuLaunchHostFunc(nullptr, inside, nullptr));
   OK(cuCtxSynchronize());
   OK(cuMemFree(block));
+  return 0;
+}
+
+CASE("the first CUDA calls on a thread that a library's constructor waits for: no deadlock") {
+  for (const How how : {kBare, kPreloaded}) {
+    const Result result = run(how, "constructor", small_threshold());
+    EXPECT_IN(result.ended(0), result.show());
+  }
+}
+SCENE(constructor) {
+  void* const plugin = dlopen(CONSTRUCTOR_PLUGIN, RTLD_NOW | RTLD_LOCAL);
+  EXPECT(plugin != nullptr);
+  if (plugin == nullptr) return 1;
+  CODE(*static_cast<int*>(dlsym(plugin, "plugin_result")), 0);
   return 0;
 }

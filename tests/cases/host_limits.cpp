@@ -4,8 +4,10 @@
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 
 #include <fstream>
+#include <thread>
 
 #include "host.h"
 
@@ -22,6 +24,15 @@ bool put(const std::string& path, const std::string& text) {
   const bool done = write(file, text.data(), text.size()) == static_cast<ssize_t>(text.size());
   close(file);
   return done;
+}
+
+bool was_killed(const std::string& group) {
+  return read_file(group + "/memory.oom_control").find("oom_kill 1") != std::string::npos ||
+         read_file(group + "/memory.events").find("oom_kill 1") != std::string::npos;
+}
+
+bool join(const char* group) {
+  return put(std::string(group) + "/cgroup.procs", std::to_string(getpid()));
 }
 
 // A memory cgroup of 2 GiB below this process's own, of either version; empty where this machine
@@ -73,14 +84,10 @@ CASE("4 GiB over the threshold in a cgroup of 2 GiB: code 2, nothing killed, lif
   EXPECT_IN(result.lines("refused: the cgroup memory limit leaves").size() == 1, result.err);
   EXPECT_IN(summary_of(result.err).says("1 requests answered with out of memory"), result.err);
   EXPECT_IN(result.count("cuMemAllocManaged bytes=4294967296") == 1, result.show());  // the host's
-  EXPECT_IN(read_file(group.path + "/memory.oom_control").find("oom_kill 1") == std::string::npos &&
-                read_file(group.path + "/memory.events").find("oom_kill 1") == std::string::npos,
-            group.path);
+  EXPECT_IN(!was_killed(group.path), group.path);
 }
 SCENE(confined) {
-  if (!put(std::string(std::getenv("CASE_CGROUP")) + "/cgroup.procs", std::to_string(getpid()))) {
-    return 3;
-  }
+  if (!join(std::getenv("CASE_CGROUP"))) return 3;
   use_device();
   CUdeviceptr block = 77;
   CODE(cuMemAlloc(&block, 4 * kGiB), CUDA_ERROR_OUT_OF_MEMORY);
@@ -89,6 +96,127 @@ SCENE(confined) {
   OK(cuMemAllocManaged(&block, 4 * kGiB, CU_MEM_ATTACH_GLOBAL));
   OK(cuMemFree(block));
   OK(cuMemFree(allocate(100 * kMiB)));
+  return 0;
+}
+
+// Blocks of this size until one is refused; the program goes on.
+void fill_up(std::size_t bytes) {
+  std::size_t made = 0;
+  CUdeviceptr block = 77, last = 0;
+  CUresult code = CUDA_SUCCESS;
+  for (; made < 4 * kGiB / bytes; ++made, last = block) {
+    code = cuMemAlloc(&block, bytes);
+    if (code != CUDA_SUCCESS) break;
+  }
+  CODE(code, CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT(block == (made == 0 ? 77 : last));
+  say("blocks", static_cast<long>(made));
+  OK(cuMemFree(allocate(kMiB)));  // vmm
+  if (made == 0) return;
+  OK(cuMemFree(last));
+  OK(cuMemAlloc(&block, bytes));
+}
+
+CASE("blocks each too small to be worth measuring end with code 2 in a cgroup of 2 GiB") {
+  for (const char* const mib : {"63", "50", "7"}) {
+    const Cgroup group;
+    if (group.path.empty()) return skip("no memory cgroup can be made here");
+    const Result result = run(kPreloaded, "filling",
+                              {{"KVSHIM_THRESHOLD", "2MiB"},
+                               {"KVSIM_MEMORY", "64G"},
+                               {"CASE_CGROUP", group.path},
+                               {"CASE_MIB", mib}});
+    EXPECT_IN(result.ended(0), mib + (" MiB: " + result.show()));
+    EXPECT_IN(!was_killed(group.path), group.path);
+    // Not by giving up early: three quarters of the limit were used.
+    long made = 0;
+    std::sscanf(result.out.c_str(), "blocks %ld", &made);
+    EXPECT_IN(made * std::atol(mib) > 1536, result.show());
+  }
+}
+SCENE(filling) {
+  if (!join(std::getenv("CASE_CGROUP"))) return 3;
+  use_device();
+  fill_up(static_cast<std::size_t>(std::atol(std::getenv("CASE_MIB"))) * kMiB);
+  return 0;
+}
+
+CASE("processes that fill one cgroup at the same time all end with code 2, none is killed") {
+  for (const char* const mib : {"1500", "63", "7"}) {
+    const Cgroup group;
+    if (group.path.empty()) return skip("no memory cgroup can be made here");
+    const Result result = run(kPreloaded, "filling_together",
+                              {{"KVSHIM_THRESHOLD", "2MiB"},
+                               {"KVSIM_MEMORY", "64G"},
+                               {"CASE_CGROUP", group.path},
+                               {"CASE_MIB", mib}});
+    EXPECT_IN(result.ended(0), mib + (" MiB: " + result.show()));
+    EXPECT_IN(!was_killed(group.path), group.path);
+  }
+}
+SCENE(filling_together) {
+  if (!join(std::getenv("CASE_CGROUP"))) return 3;
+  const std::size_t bytes = static_cast<std::size_t>(std::atol(std::getenv("CASE_MIB"))) * kMiB;
+  int start[2], refused[2], over[2];
+  for (int* const ends : {start, refused, over}) OK(pipe(ends));
+  for (int child = 0; child < 4; ++child) {
+    if (fork() != 0) continue;
+    for (const int end : {start[1], refused[0], over[1]}) close(end);
+    use_device();
+    char byte = 0;
+    CUdeviceptr block = 77;
+    CUresult code = CUDA_SUCCESS;
+    EXPECT(read(start[0], &byte, 1) == 0);
+    for (int made = 0; made < 2048 && code == CUDA_SUCCESS; ++made) {
+      code = cuMemAlloc(&block, bytes);
+    }
+    CODE(code, CUDA_ERROR_OUT_OF_MEMORY);
+    const CUresult small = cuMemFree(allocate(kMiB));
+    close(refused[1]);
+    EXPECT(read(over[0], &byte, 1) == 0);  // what it has stays until all have been refused
+    _exit(code == CUDA_ERROR_OUT_OF_MEMORY && small == CUDA_SUCCESS ? 0 : 1);
+  }
+  char byte = 0;
+  close(start[1]);
+  close(refused[1]);
+  EXPECT(read(refused[0], &byte, 1) == 0);
+  close(over[1]);
+  for (int status = 0; wait(&status) > 0;) OK(status);
+  return 0;
+}
+
+CASE("threads that ask at once share what the host has: some get 2, the process lives") {
+  const Cgroup group;
+  if (group.path.empty()) return skip("no memory cgroup can be made here");
+  Environment environment = kFromOneGiB;
+  environment.emplace_back("KVSHIM_THRESHOLD", "64MiB");
+  environment.emplace_back("CASE_CGROUP", group.path);
+  const Result result = run(kPreloaded, "at_once", environment);
+  EXPECT_IN(result.ended(0), result.show());
+  EXPECT_IN(!was_killed(group.path), group.path);
+}
+SCENE(at_once) {
+  if (!join(std::getenv("CASE_CGROUP"))) return 3;
+  const CUcontext context = use_device();
+  OK(cuMemFree(allocate(64 * kMiB)));
+  kvsim_hold("cuMemAllocManaged");  // whoever is let through to it has placed nothing yet
+  std::atomic<int> made{0}, refused{0};
+  std::thread threads[8];
+  for (std::thread& thread : threads) {
+    thread = std::thread([&] {
+      OK(cuCtxSetCurrent(context));
+      CUdeviceptr block = 0;
+      const CUresult code = cuMemAlloc(&block, 400 * kMiB);
+      made += code == CUDA_SUCCESS;
+      refused += code == CUDA_ERROR_OUT_OF_MEMORY;
+    });
+  }
+  const auto through = [] { return static_cast<int>(kvsim_waiting("cuMemAllocManaged")); };
+  for (int round = 0; round < 50000 && through() + refused < 8; ++round) usleep(100);
+  EXPECT(through() == 4 && refused == 4);
+  kvsim_release("cuMemAllocManaged");
+  for (std::thread& thread : threads) thread.join();
+  EXPECT(made == 4);
   return 0;
 }
 

@@ -305,3 +305,69 @@ SCENE(manages_itself) {
   OK(cuMemFree(block));
   return 0;
 }
+
+CASE("the host's own allocation that is refused for what kvshim holds back is made once more") {
+  const Result result = run(kPreloaded, "once_more", small_threshold({{"KVSIM_MEMORY", "1G"}}));
+  EXPECT_IN(result.ended(0), result.show());
+}
+SCENE(once_more) {
+  use_device();
+  CUstream stream = nullptr;
+  OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  CUmemoryPool pool = nullptr;
+  OK(cuDeviceGetDefaultMemPool(&pool, 0));
+  // Freed in stream order and not given back yet: natively the stream would give it back by itself.
+  const auto hold_back = [&] {
+    CUdeviceptr pieces[12];  // 756 MiB of the device's 1 GiB, each under the threshold
+    for (CUdeviceptr& piece : pieces) piece = allocate(63 * kMiB);
+    for (const CUdeviceptr piece : pieces) OK(cuMemFreeAsync(piece, stream));
+    OK(cuStreamSynchronize(stream));
+    kvsim_log_clear();
+  };
+  CUdeviceptr block = 0;
+  CUmemGenericAllocationHandle handle = 0;
+  const CUmemAllocationProp prop = device_memory(0);
+
+  hold_back();
+  OK(cuMemCreate(&handle, 800 * kMiB, &prop, 0));
+  EXPECT(kvsim_log_count("cuMemCreate") == 2);
+  OK(cuMemRelease(handle));
+
+  using PoolCall = CUresult (*)(CUdeviceptr*, CUmemoryPool, CUstream);
+  const PoolCall from_pools[] = {[](CUdeviceptr* out, CUmemoryPool, CUstream s) {
+                                   return cuMemAllocAsync(out, 800 * kMiB, s);
+                                 },
+                                 [](CUdeviceptr* out, CUmemoryPool p, CUstream s) {
+                                   return cuMemAllocFromPoolAsync(out, 800 * kMiB, p, s);
+                                 }};
+  for (const PoolCall call : from_pools) {
+    hold_back();
+    OK(call(&block, pool, stream));
+    OK(cuMemFreeAsync(block, stream));
+    OK(cuStreamSynchronize(stream));
+    OK(cuMemPoolTrimTo(pool, 0));
+  }
+
+  // Managed memory takes nothing of the device, here: the refusal is made up.
+  hold_back();
+  kvsim_fail("cuMemAllocManaged:1:2");
+  OK(cuMemAllocManaged(&block, kMiB, CU_MEM_ATTACH_GLOBAL));
+  EXPECT(kvsim_log_count("cuMemAllocManaged") == 2);
+  OK(cuMemFree(block));
+
+  // Once, not for ever; not where nothing was given back; not for another code.
+  hold_back();
+  block = 77;
+  kvsim_fail("cuMemAllocManaged:1:2:*");
+  CODE(cuMemAllocManaged(&block, kMiB, CU_MEM_ATTACH_GLOBAL), CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT(kvsim_log_count("cuMemAllocManaged") == 2);
+  CODE(cuMemAllocManaged(&block, kMiB, CU_MEM_ATTACH_GLOBAL), CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT(kvsim_log_count("cuMemAllocManaged") == 3);
+  kvsim_fail_none();
+  hold_back();
+  kvsim_fail("cuMemAllocManaged:1:999");
+  CODE(cuMemAllocManaged(&block, kMiB, CU_MEM_ATTACH_GLOBAL), CUDA_ERROR_UNKNOWN);
+  EXPECT(kvsim_log_count("cuMemAllocManaged") == 1);
+  EXPECT(block == 77);
+  return 0;
+}

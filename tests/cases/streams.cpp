@@ -1,5 +1,7 @@
 // The order of frees and work, and stream-ordered allocation. cudaFree used to wait and cuMemUnmap
 // does not: memory that running work uses must not go under it.
+#include <thread>
+
 #include "host.h"
 
 using namespace cases;
@@ -192,5 +194,105 @@ SCENE(replay) {
   OK(cuMemcpyDtoH(&last, block + 3 * kMiB - 1, 1));
   EXPECT(last == 9);
   EXPECT(kvsim_violations() == 0 && kvsim_illegal_accesses() == 0);
+  return 0;
+}
+
+namespace {
+
+bool filled_with(CUdeviceptr block, std::size_t bytes, unsigned char value) {
+  const auto* at = reinterpret_cast<const unsigned char*>(block);
+  for (std::size_t index = 0; index < bytes; index += 4096) {
+    if (at[index] != value) return false;
+  }
+  return at[bytes - 1] == value;
+}
+
+// As captured so far; destroys the graph.
+CUgraphExec end_capture(CUstream stream) {
+  CUgraph graph = nullptr;
+  CUgraphExec replay = nullptr;
+  OK(cuStreamEndCapture(stream, &graph));
+  OK(cuGraphInstantiateWithFlags(&replay, graph, 0));
+  OK(cuGraphDestroy(graph));
+  return replay;
+}
+
+void replay_once(CUgraphExec replay, CUstream stream) {
+  OK(cuGraphLaunch(replay, stream));
+  OK(cuStreamSynchronize(stream));
+}
+
+}  // namespace
+
+CASE("a captured memset of a managed block is the driver's node, and sets what it says each time") {
+  const Result result = run(kPreloaded, "captured_memset", small_threshold());
+  EXPECT_IN(result.ended(0), result.show());
+}
+SCENE(captured_memset) {
+  use_device();
+  const CUstream stream = new_stream();
+  const CUdeviceptr block = allocate(64 * kMiB);
+  const CUdeviceptr other = allocate(64 * kMiB);
+  kvsim_log_clear();
+  OK(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+  OK(cuMemsetD8Async(block, 0xaa, 64 * kMiB, stream));
+  const CUgraphExec replay = end_capture(stream);
+  EXPECT(kvsim_log_count("cuLaunchHostFunc") == 0);
+  EXPECT(kvsim_log_count("cuMemsetD8Async") == 1);
+  EXPECT(filled_with(block, 64 * kMiB, 0));  // captured is not done
+  for (unsigned char round = 1; round <= 3; ++round) {
+    OK(cuMemsetD8Async(block, round, 64 * kMiB, stream));  // by the CPU, in stream order
+    OK(cuMemsetD8Async(other, round, 64 * kMiB, stream));
+    replay_once(replay, stream);
+    EXPECT(filled_with(block, 64 * kMiB, 0xaa) && filled_with(other, 64 * kMiB, round));
+  }
+  EXPECT(kvsim_log_count("cuLaunchHostFunc") == 6);
+  OK(cuMemFree(other));  // blocks that come and go beside it change nothing
+  OK(cuMemFree(allocate(64 * kMiB)));
+  OK(cuMemsetD8(block, 1, 64 * kMiB));
+  replay_once(replay, stream);
+  EXPECT(filled_with(block, 64 * kMiB, 0xaa));
+  OK(cuGraphExecDestroy(replay));
+  OK(cuMemFree(block));
+  EXPECT(kvsim_violations() == 0);
+  return 0;
+}
+
+CASE("a capture that another thread begins during a memset: each replay repeats that very memset") {
+  const Result result = run(kPreloaded, "memset_meets_capture", small_threshold());
+  EXPECT_IN(result.ended(0), result.show());
+}
+SCENE(memset_meets_capture) {
+  const CUcontext context = use_device();
+  const CUstream stream = new_stream();
+  const CUdeviceptr block = allocate(64 * kMiB);
+  const CUdeviceptr other = allocate(64 * kMiB);
+  kvsim_hold("cuLaunchHostFunc");  // kvshim has seen that nothing captures, and goes on
+  std::thread memset([&] {
+    OK(cuCtxSetCurrent(context));
+    OK(cuMemsetD8Async(block, 0xaa, 64 * kMiB, stream));
+  });
+  for (int round = 0; round < 50000 && kvsim_waiting("cuLaunchHostFunc") == 0; ++round) usleep(100);
+  EXPECT(kvsim_waiting("cuLaunchHostFunc") == 1);
+  OK(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+  kvsim_release("cuLaunchHostFunc");
+  memset.join();
+  const CUgraphExec replay = end_capture(stream);
+  EXPECT(filled_with(block, 64 * kMiB, 0));
+  for (unsigned char round = 1; round <= 3; ++round) {
+    replay_once(replay, stream);
+    EXPECT(filled_with(block, 64 * kMiB, 0xaa));
+    // Other memsets take no node's place.
+    OK(cuMemsetD8Async(block, round, 64 * kMiB, stream));
+    OK(cuMemsetD8Async(other, 0x22, 64 * kMiB, stream));
+    OK(cuMemsetD8Async(other, round, 64 * kMiB, stream));
+    OK(cuStreamSynchronize(stream));
+    replay_once(replay, stream);
+    EXPECT(filled_with(block, 64 * kMiB, 0xaa) && filled_with(other, 64 * kMiB, round));
+    OK(cuMemsetD8Async(block, round, 64 * kMiB, stream));
+    OK(cuStreamSynchronize(stream));
+  }
+  OK(cuMemFree(block));
+  OK(cuMemFree(other));
   return 0;
 }

@@ -24,9 +24,13 @@ build() { # output, flags..., sources...
     "-DSTUB_CUDA=\"$work/libcuda.so.1\"" "-DOTHER_LIBRARY=\"$work/libother.so\"" \
     "-DUNWIND_LIBRARY=\"$work/libunwind_library.so\"" -o "$output" "$@"
 }
-run() { # library, program
-  echo "$2 with $1:"
-  timeout 60 qemu-aarch64 -L "$sysroot" -E LD_PRELOAD="$work/$1" -E LD_LIBRARY_PATH="$work" "./$2"
+run() { # library, program, arguments...
+  library=$1
+  program=$2
+  shift 2
+  echo "$program $* with $library:"
+  timeout 60 qemu-aarch64 -L "$sysroot" -E LD_PRELOAD="$work/$library" -E LD_LIBRARY_PATH="$work" \
+    "./$program" "$@"
 }
 
 build libcuda.so.1 -shared -fPIC -Wl,-soname,libcuda.so.1 "$here/stub/driver.cpp"
@@ -58,3 +62,14 @@ done
 build unwind -O1 -rdynamic "$here/unwind.cpp"
 run libkvshim-O0.so unwind
 run libkvshim-O2.so unwind
+
+# A second interposer that gets the next dlsym by version, before and behind kvshim.
+build libinterposer.so -shared -fPIC -O1 -fno-optimize-sibling-calls "$here/interposer.cpp"
+build interposed -O1 "$here/interposed.cpp" -L. -linterposer
+for level in O0 O2; do
+  for place in before after; do
+    both=libinterposer.so:$work/libkvshim-$level.so
+    [ "$place" = before ] || both=libkvshim-$level.so:$work/libinterposer.so
+    run "$both" interposed "$place"
+  done
+done

@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstring>
 #include <vector>
 
@@ -107,4 +108,40 @@ TEST_CASE("the host's signal handlers do not run on the placing threads") {
   usleep(10000);
   CHECK(handler_thread == gettid());
   sigaction(SIGALRM, &before, nullptr);
+}
+
+TEST_CASE(
+    "a fault of a placing thread reaches the host's handler; other signals stay blocked there") {
+  // Crash reporters, and programs that map pages when they are touched, handle SIGSEGV.
+  static std::atomic<int> faults{0};
+  static sigset_t mask;
+  static unsigned char* page = nullptr;
+  static pid_t faulted = 0;
+  struct sigaction action {};
+  action.sa_flags = SA_SIGINFO | SA_NODEFER;  // the handler's mask is the thread's
+  action.sa_sigaction = [](int, siginfo_t* info, void*) {
+    const auto* at = static_cast<unsigned char*>(info->si_addr);
+    if (at < page || at >= page + 4096) _exit(9);
+    pthread_sigmask(SIG_BLOCK, nullptr, &mask);
+    faulted = gettid();
+    ++faults;
+    mprotect(page, 4096, PROT_READ | PROT_WRITE);
+  };
+  struct sigaction before {};
+  Range range(std::size_t{64} << 20);
+  REQUIRE(placement::thread_count(range.bytes) > 1);
+  page = range.start() + (range.bytes / 2);
+  REQUIRE(mprotect(page, 4096, PROT_NONE) == 0);
+  REQUIRE(sigaction(SIGSEGV, &action, &before) == 0);
+  placement::fill(range.start(), range.bytes, {5, 1}, -1);
+  sigaction(SIGSEGV, &before, nullptr);
+  CHECK(faults == 1);
+  CHECK(faulted != gettid());
+  CHECK(page[4095] == 5);
+  for (const int own : {SIGSYS, SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGTRAP}) {
+    CHECK(sigismember(&mask, own) == 0);
+  }
+  for (const int others : {SIGTERM, SIGINT, SIGALRM, SIGPROF, SIGUSR1, SIGCHLD, SIGPIPE}) {
+    CHECK(sigismember(&mask, others) == 1);
+  }
 }

@@ -22,16 +22,28 @@ constinit std::atomic<std::uint64_t> to_place{0};
 // Bytes of small blocks since the last measurement.
 constinit std::atomic<std::uint64_t> unmeasured{0};
 
-constexpr std::uint64_t kMeasureEvery = 64 * kMiB;  // measuring costs some 50 us
-constexpr std::uint64_t kPiece = kGiB;              // placed between two measurements
-constexpr std::uint64_t kSmallPiece = 128 * kMiB;   // when memory is short
+constexpr std::uint64_t kMeasureEvery = 8 * kMiB;  // measuring costs some 50 us, placing this 1 ms
+constexpr std::uint64_t kProcesses = 16;           // that may measure at once, one a device
+constexpr std::uint64_t kMostPiece = kGiB;         // placed between two measurements
 constexpr std::uint64_t kProgressEveryUs = 5'000'000;
 
-// What the host can give now, with a little left for everybody else.
+// What the host can give now, without what this and other processes may take unmeasured, and with a
+// little left for everybody else.
 host_budget::Budget measure() noexcept {
   host_budget::Budget budget = host_budget::measure();
-  budget.available -= budget.available / 50;
+  std::uint64_t left = budget.available / 50;
+  if (left < kProcesses * kMeasureEvery) left = kProcesses * kMeasureEvery;
+  budget.available -= left < budget.available ? left : budget.available;
   return budget;
+}
+
+// What to place before the next measurement: processes that have found the same memory available do
+// not pass the limit together.
+std::uint64_t piece_of(std::uint64_t rest, std::uint64_t available) noexcept {
+  std::uint64_t piece = available / kProcesses / kMeasureEvery * kMeasureEvery;
+  if (piece < kMeasureEvery) piece = kMeasureEvery;
+  if (piece > kMostPiece) piece = kMostPiece;
+  return rest < piece ? rest : piece;
 }
 
 void refuse(std::uint64_t bytes, std::uint64_t promised, const host_budget::Budget& budget,
@@ -43,14 +55,16 @@ void refuse(std::uint64_t bytes, std::uint64_t promised, const host_budget::Budg
       format_size(budget.available).c_str(), promised, when);
 }
 
-// Promises `bytes` to the caller if the host has them beyond what is promised already.
-bool promise(std::uint64_t bytes) noexcept {
+// Promises `bytes` to the caller if the host has them beyond what is promised already. Says what
+// was available, where it was measured.
+bool promise(std::uint64_t bytes, std::uint64_t* available) noexcept {
   const std::uint64_t promised = to_place.fetch_add(bytes, std::memory_order_acq_rel) + bytes;
   if (bytes < kMeasureEvery) {
     if (unmeasured.fetch_add(bytes, std::memory_order_relaxed) + bytes < kMeasureEvery) return true;
     unmeasured.store(0, std::memory_order_relaxed);
   }
   const host_budget::Budget budget = measure();
+  *available = budget.available;
   if (promised >= bytes && promised <= budget.available) return true;
   to_place.fetch_sub(bytes, std::memory_order_acq_rel);
   refuse(bytes, promised - bytes, budget, "before a page was touched");
@@ -59,22 +73,20 @@ bool promise(std::uint64_t bytes) noexcept {
 
 // Touches every page, with a progress line where it takes long. False when the host's memory became
 // short meanwhile: the block is to be given up. Takes its promise back piece by piece.
-bool place(CUdeviceptr base, std::uint64_t bytes, int numa_node) noexcept {
+bool place(CUdeviceptr base, std::uint64_t bytes, int numa_node, std::uint64_t available) noexcept {
   const std::uint64_t begun = clock_us();
   std::uint64_t said = begun;
   for (std::uint64_t done = 0; done < bytes;) {
-    std::uint64_t piece = kPiece;
-    if (bytes >= kMeasureEvery) {
+    if (done != 0) {
       const host_budget::Budget budget = measure();
-      if (budget.available < 4 * kPiece) piece = kSmallPiece;
-      const std::uint64_t next = bytes - done < piece ? bytes - done : piece;
-      if (done != 0 && budget.available < next) {
+      available = budget.available;
+      if (available < piece_of(bytes - done, available)) {
         to_place.fetch_sub(bytes - done, std::memory_order_acq_rel);
         refuse(bytes, 0, budget, "while it was placed");
         return false;
       }
     }
-    if (bytes - done < piece) piece = bytes - done;
+    const std::uint64_t piece = piece_of(bytes - done, available);
     placement::fill(reinterpret_cast<void*>(base + done), piece, {}, numa_node);
     done += piece;
     to_place.fetch_sub(piece, std::memory_order_acq_rel);
@@ -106,12 +118,13 @@ CUresult create(driver::Device& device, std::uint64_t bytes, CUdeviceptr* out) n
     }
     return CUDA_ERROR_NOT_SUPPORTED;
   }
-  if (!promise(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  std::uint64_t available = 0;
+  if (!promise(bytes, &available)) return CUDA_ERROR_OUT_OF_MEMORY;
 
   CUdeviceptr base = 0;
   const CUresult code = driver::cuMemAllocManaged(&base, bytes, CU_MEM_ATTACH_GLOBAL);
   if (code == CUDA_SUCCESS) {
-    if (!place(base, bytes, device.numa_node())) {
+    if (!place(base, bytes, device.numa_node(), available)) {
       driver::cuMemFree_v2(base);
       return CUDA_ERROR_OUT_OF_MEMORY;
     }
