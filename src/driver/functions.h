@@ -14,6 +14,7 @@ namespace kvshim::driver {
   }
 
 KVSHIM_DRIVER_FUNCTION(cuCtxSynchronize);
+KVSHIM_DRIVER_FUNCTION(cuCtxDisablePeerAccess, CUcontext);
 KVSHIM_DRIVER_FUNCTION(cuCtxGetCurrent, CUcontext*);
 KVSHIM_DRIVER_FUNCTION(cuCtxGetDevice, CUdevice*);
 KVSHIM_DRIVER_FUNCTION(cuCtxGetId, CUcontext, unsigned long long*);

@@ -7,10 +7,12 @@
 
 #include "base/log.h"
 #include "base/options.h"
+#include "base/sizes.h"
 #include "driver/device.h"
 #include "driver/errors.h"
 #include "driver/functions.h"
 #include "driver/peers.h"
+#include "memory/kinds/vmm.h"
 
 namespace kvshim::peers {
 
@@ -27,8 +29,11 @@ bool in_range(CUdevice device) noexcept {
 }
 
 constinit std::atomic<Devices> used{0};
-// For memory of each device: who is to have access, and whom the driver has refused it.
+constinit std::atomic<Devices> adopted{0};  // whose memory was opened by IPC, in use here or not
+// For memory of each device: who is to have access, whom the driver has given it to some vmm
+// memory, and whom it has refused it.
 constinit std::atomic<Devices> wanted[driver::kMaxDevices] = {};
+constinit std::atomic<Devices> given[driver::kMaxDevices] = {};
 constinit std::atomic<Devices> refused[driver::kMaxDevices] = {};
 
 CUresult set_access(const MappedRange& range, Devices devices) noexcept {
@@ -42,27 +47,39 @@ CUresult set_access(const MappedRange& range, Devices devices) noexcept {
   return driver::cuMemSetAccess(range.base, range.bytes, access, count);
 }
 
-// The driver's no is final for this pair of devices, except when memory was short or the mapping
-// vanished while it was asked.
-void note_refusal(const MappedRange& range, CUdevice device, CUresult code) noexcept {
-  if (code == CUDA_ERROR_OUT_OF_MEMORY || !registry::is_mapped(range)) return;
-  wanted[range.device].fetch_and(~bit(device), std::memory_order_relaxed);
-  if ((refused[range.device].fetch_or(bit(device), std::memory_order_relaxed) & bit(device)) != 0) {
-    return;
-  }
+bool has(const std::atomic<Devices>& devices, CUdevice device) noexcept {
+  return (devices.load(std::memory_order_relaxed) & bit(device)) != 0;
+}
+
+// The driver's no is final for this pair of devices, except when memory was short.
+void note_refusal(CUdevice owner, CUdevice device, CUresult code) noexcept {
+  if (code == CUDA_ERROR_OUT_OF_MEMORY) return;
+  wanted[owner].fetch_and(~bit(device), std::memory_order_relaxed);
+  if ((refused[owner].fetch_or(bit(device), std::memory_order_relaxed) & bit(device)) != 0) return;
   log::warn(
       "device {} gets no access to vmm blocks of device {}: cuMemSetAccess answers {} {}; copies "
-      "between the two still work, kernels of device {} cannot use those blocks",
-      device, range.device, static_cast<int>(code), driver::error_name(code), device);
+      "between the two still work, kernels of device {} cannot use those blocks, and "
+      "cuCtxEnablePeerAccess answers 217. KVSHIM_SMALL=native keeps such blocks native",
+      device, owner, static_cast<int>(code), driver::error_name(code), device);
+}
+
+void note_given(CUdevice owner, Devices devices) noexcept {
+  if ((given[owner].load(std::memory_order_relaxed) & devices) == devices) return;
+  given[owner].fetch_or(devices, std::memory_order_relaxed);
 }
 
 void grant(const MappedRange& range, Devices devices) noexcept {
   devices &= wanted[range.device].load(std::memory_order_relaxed);
-  if (devices == 0 || set_access(range, devices) == CUDA_SUCCESS) return;
+  if (devices == 0) return;
+  if (set_access(range, devices) == CUDA_SUCCESS) return note_given(range.device, devices);
   for (; devices != 0; devices &= devices - 1) {
     const CUdevice device = std::countr_zero(devices);
     const CUresult code = set_access(range, bit(device));
-    if (code != CUDA_SUCCESS) note_refusal(range, device, code);
+    if (code == CUDA_SUCCESS) {
+      note_given(range.device, bit(device));
+    } else if (registry::is_mapped(range)) {  // else it vanished while the driver was asked
+      note_refusal(range.device, device, code);
+    }
   }
 }
 
@@ -83,18 +100,21 @@ void for_each_mapping(Visit visit) noexcept {
 
 // From now on `device` is to have access to memory of `owner`. False when it has or cannot.
 bool want(CUdevice device, CUdevice owner) noexcept {
-  if ((refused[owner].load(std::memory_order_relaxed) & bit(device)) != 0) return false;
+  if (has(refused[owner], device)) return false;
   return (wanted[owner].fetch_or(bit(device), std::memory_order_seq_cst) & bit(device)) == 0;
 }
 
 [[gnu::noinline, gnu::cold]] bool use_first(CUdevice device) noexcept {
   const Devices others = used.fetch_or(bit(device), std::memory_order_seq_cst);
   if ((others & bit(device)) != 0) return false;
+  const Devices theirs = others | adopted.load(std::memory_order_seq_cst);
   bool more = false;
-  for (Devices rest = others; rest != 0; rest &= rest - 1) {
+  for (Devices rest = theirs; rest != 0; rest &= rest - 1) {
     const CUdevice other = std::countr_zero(rest);
     if (driver::can_access_peer(device, other)) more |= want(device, other);
-    if (driver::can_access_peer(other, device)) more |= want(other, device);
+    if ((others & bit(other)) != 0 && driver::can_access_peer(other, device)) {
+      more |= want(other, device);
+    }
   }
   if (!more) return false;
   for_each_mapping([&](const MappedRange& range) {
@@ -102,6 +122,28 @@ bool want(CUdevice device, CUdevice owner) noexcept {
   });
   log::debug("device {} came into use: it shares vmm blocks with those in use before", device);
   return true;
+}
+
+// No block of `owner` has shown yet whether `device` may use it: one that lives for a moment does.
+[[gnu::noinline, gnu::cold]] void try_pair(CUdevice device, CUdevice owner) noexcept {
+  driver::Device* memory = driver::device(owner);
+  vmm::Mapping mapping;
+  if (memory == nullptr || !memory->vmm() || vmm::create(*memory, 1, &mapping) != CUDA_SUCCESS) {
+    return;
+  }
+  const CUresult code = set_access({mapping.base, mapping.bytes, owner}, bit(device));
+  vmm::destroy(mapping);
+  if (code == CUDA_SUCCESS) {
+    note_given(owner, bit(device));
+  } else {
+    note_refusal(owner, device, code);
+  }
+}
+
+bool makes_vmm_blocks() noexcept {
+  const Options& chosen = options();
+  const bool large = chosen.threshold != kNever && chosen.large == Kind::vmm;
+  return large || (chosen.threshold != 0 && chosen.small == Kind::vmm);
 }
 
 }  // namespace
@@ -113,14 +155,27 @@ bool use(CUdevice device) noexcept {
   return use_first(device);
 }
 
-void enable(CUdevice device, CUdevice owner) noexcept {
-  if (!in_range(device) || !in_range(owner) || device == owner) return;
-  if (options().peers == PeerPolicy::off) return;
+bool enable(CUdevice device, CUdevice owner) noexcept {
+  if (!in_range(device) || !in_range(owner) || device == owner) return true;
+  if (options().peers == PeerPolicy::off) return true;
   use(device);
-  if (!want(device, owner)) return;
-  for_each_mapping([&](const MappedRange& range) {
-    if (range.device == owner) grant(range, bit(device));
-  });
+  if (want(device, owner)) {
+    for_each_mapping([&](const MappedRange& range) {
+      if (range.device == owner) grant(range, bit(device));
+    });
+  }
+  if (!makes_vmm_blocks()) return true;
+  if (!has(given[owner], device) && !has(refused[owner], device)) try_pair(device, owner);
+  return !has(refused[owner], device);
+}
+
+void adopt(CUdevice home) noexcept {
+  if (!in_range(home) || options().peers != PeerPolicy::automatic) return;
+  adopted.fetch_or(bit(home), std::memory_order_seq_cst);
+  for (Devices rest = used.load(std::memory_order_seq_cst); rest != 0; rest &= rest - 1) {
+    const CUdevice device = std::countr_zero(rest);
+    if (driver::can_access_peer(device, home)) want(device, home);
+  }
 }
 
 void share(const MappedRange& range) noexcept {
@@ -132,8 +187,10 @@ void share(const MappedRange& range) noexcept {
 
 void forget() noexcept {
   used.store(0, std::memory_order_relaxed);
+  adopted.store(0, std::memory_order_relaxed);
   for (int device = 0; device < driver::kMaxDevices; ++device) {
     wanted[device].store(0, std::memory_order_relaxed);
+    given[device].store(0, std::memory_order_relaxed);
     refused[device].store(0, std::memory_order_relaxed);
   }
 }

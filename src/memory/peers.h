@@ -12,14 +12,19 @@
 
 namespace kvshim::peers {
 
-// The process uses `device`: it allocates, copies or enables peer access there. The first time
-// (auto only) it gets access to all live blocks of the other used devices, and they to its own.
-// True when this call has done so: an operation that lacked access may be tried again.
+// The process uses `device`: it allocates, copies, opens or enables peer access there. The first
+// time (auto only) it gets access to all live blocks of the other used devices, and they to its
+// own. True when this call has done so: an operation that lacked access may be tried again.
 bool use(CUdevice device) noexcept;
 
 // The program has enabled access of `device` to memory of `owner` (cuCtxEnablePeerAccess): to live
-// and to future blocks.
-void enable(CUdevice device, CUdevice owner) noexcept;
+// and to future blocks. False when the driver refuses it for vmm memory (a first block is tried
+// where there is none) and the options make such blocks: a kernel would die of them.
+bool enable(CUdevice device, CUdevice owner) noexcept;
+
+// Memory of `home` is about to be opened by IPC: the devices in use are to have access to it, those
+// that come into use later too. What is opened is then given by share(), like a block.
+void adopt(CUdevice home) noexcept;
 
 // Gives a new mapping to those who are to have access. It is in the registry already, so that no
 // device that comes into use at this moment is missed. Never fails: a peer that the driver refuses

@@ -2,6 +2,7 @@
 // pool of our own: no use of the host's heap under the lock.
 #include "memory/registry.h"
 
+#include <algorithm>
 #include <atomic>
 #include <map>
 #include <new>
@@ -111,8 +112,47 @@ Spot spot_at(CUdeviceptr address) noexcept {
 }
 
 MappedRange range_of(const Block& block) noexcept {
-  return {block.mapping.base, block.mapping.bytes, block.owner->device().ordinal()};
+  return {block.mapping.base, block.mapping.bytes,
+          block.opened ? block.home : block.owner->device().ordinal(), block.id};
 }
+
+// Blocks in a slab, native and managed ones have no mapping of their own; memory of a device that
+// this process does not see is nobody's to share.
+bool has_range(const Block& block) noexcept {
+  return block.mapping.bytes != 0 && (!block.opened || block.home >= 0);
+}
+
+const MappedRange& range_of(const MappedRange& slab) noexcept {
+  return slab;
+}
+bool has_range(const MappedRange&) noexcept {
+  return true;
+}
+
+// The ranges of one table in order.
+constexpr CUdeviceptr kEnd = ~CUdeviceptr{0};
+template <typename AnyMap>
+class Walk {
+ public:
+  Walk(const AnyMap& map, CUdeviceptr after) noexcept
+      : at_(map.upper_bound(after)), end_(map.end()) {
+    skip();
+  }
+  CUdeviceptr at() const noexcept { return at_ == end_ ? kEnd : at_->first; }
+  MappedRange take() noexcept {
+    const MappedRange range = range_of(at_->second);
+    ++at_;
+    skip();
+    return range;
+  }
+
+ private:
+  void skip() noexcept {
+    while (at_ != end_ && !has_range(at_->second)) ++at_;
+  }
+  typename AnyMap::const_iterator at_;
+  typename AnyMap::const_iterator end_;
+};
 
 Block* block_at(CUdeviceptr address) noexcept {
   Block* block = before(tables().blocks, address);
@@ -203,7 +243,8 @@ void remove_opened(const Block& block) noexcept {
 
 void insert_slab(CUdeviceptr base, std::uint64_t bytes, CUdevice device) noexcept {
   const Guard guard(lock);
-  tables().slabs.insert_or_assign(base, MappedRange{base, bytes, device});
+  const std::uint64_t id = next_id.fetch_add(1, std::memory_order_relaxed);
+  tables().slabs.insert_or_assign(base, MappedRange{base, bytes, device, id});
   cover(base, bytes);
 }
 
@@ -219,35 +260,29 @@ bool may_be_vmm(CUdeviceptr address) noexcept {
 
 unsigned mappings_after(CUdeviceptr after, MappedRange* out, unsigned room) noexcept {
   const Guard guard(lock);
-  Map& blocks = tables().blocks;
-  SlabMap& slabs = tables().slabs;
-  auto block = blocks.upper_bound(after);
-  auto slab = slabs.upper_bound(after);
-  unsigned count = 0;
-  while (count < room) {
-    // Blocks in a slab, native and managed ones have no mapping of their own.
-    while (block != blocks.end() && block->second.mapping.bytes == 0) ++block;
-    if (slab != slabs.end() && (block == blocks.end() || slab->first < block->first)) {
-      out[count++] = (slab++)->second;
-    } else if (block != blocks.end()) {
-      out[count++] = range_of((block++)->second);
-    } else {
-      break;
-    }
+  const Tables& all = tables();
+  Walk<Map> blocks(all.blocks, after);
+  Walk<Map> opened(all.opened, after);
+  Walk<SlabMap> slabs(all.slabs, after);
+  for (unsigned count = 0;; ++count) {
+    const CUdeviceptr first = std::min({blocks.at(), opened.at(), slabs.at()});
+    if (count == room || first == kEnd) return count;
+    out[count] = first == blocks.at()  ? blocks.take()
+                 : first == slabs.at() ? slabs.take()
+                                       : opened.take();
   }
-  return count;
 }
 
 bool is_mapped(const MappedRange& range) noexcept {
-  const auto same = [&](const MappedRange& other) {
-    return other.bytes == range.bytes && other.device == range.device;
+  const auto is_it = [&](const auto& map) {
+    const auto found = map.find(range.base);
+    if (found == map.end() || !has_range(found->second)) return false;
+    const MappedRange other = range_of(found->second);
+    return other.bytes == range.bytes && other.device == range.device &&
+           (range.id == 0 || range.id == other.id);
   };
   const Guard guard(lock);
-  const auto slab = tables().slabs.find(range.base);
-  if (slab != tables().slabs.end()) return same(slab->second);
-  const auto block = tables().blocks.find(range.base);
-  return block != tables().blocks.end() && block->second.mapping.bytes != 0 &&
-         same(range_of(block->second));
+  return is_it(tables().slabs) || is_it(tables().blocks) || is_it(tables().opened);
 }
 
 std::uint64_t size() noexcept {

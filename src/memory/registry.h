@@ -25,14 +25,16 @@ struct Block {
   std::uint64_t id = 0;           // never given twice in this process; registry::insert assigns it
   bool sync_memops = false;       // what the program set; VMM memory itself cannot keep it
   bool opened = false;            // another process's, opened by IPC: not to be freed, only closed
+  CUdevice home = -1;             // of such a block: whose memory it is; -1: no device seen here
   std::uint32_t export_slot = 0;  // where src/sharing/ keeps its IPC handle; 0: it has none
 };
 
-// A live vmm mapping, of one block or a slab.
+// A live vmm mapping, of one block or a slab, this process's own or opened by IPC.
 struct MappedRange {
   CUdeviceptr base = 0;
   std::uint64_t bytes = 0;  // as mapped
   CUdevice device = 0;      // whose memory it is
+  std::uint64_t id = 0;     // never given twice; 0: not known
 };
 
 // What an address is to the host program. A hole is memory of kvshim's that no live block covers:
@@ -78,7 +80,7 @@ void look(CUdeviceptr a, Spot* at_a, CUdeviceptr b, Spot* at_b) noexcept;
 // Live mappings in the order of their addresses, the first `room` of those behind `after` (0: all).
 // Returns how many; fewer than `room` are the last ones.
 unsigned mappings_after(CUdeviceptr after, MappedRange* out, unsigned room) noexcept;
-// True while exactly this mapping is live.
+// True while exactly this mapping is live; by its id, where it is known, not another at its place.
 bool is_mapped(const MappedRange& range) noexcept;
 
 // The ranges of slabs, so that holes in them are known.

@@ -120,7 +120,8 @@ bool wait_readable(int peer, std::uint64_t until) noexcept {
   }
 }
 
-// One message with at most one descriptor, which is *fd's then. False: not an answer.
+// One message with at most one descriptor, which is *fd's then; with more it has none. False: not
+// an answer.
 bool receive(int peer, Answer* answer, int* fd) noexcept {
   iovec data{answer, sizeof(*answer)};
   alignas(cmsghdr) unsigned char control[CMSG_SPACE(sizeof(int))] = {};
@@ -132,9 +133,18 @@ bool receive(int peer, Answer* answer, int* fd) noexcept {
   const ssize_t got = recvmsg(peer, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
   if (got < 0) return false;
   const cmsghdr* header = CMSG_FIRSTHDR(&message);
-  if (header != nullptr && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS &&
-      header->cmsg_len == CMSG_LEN(sizeof(int))) {
-    memcpy(fd, CMSG_DATA(header), sizeof(*fd));
+  if (header != nullptr && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
+    // Alignment leaves room for a second one, which a false server may have sent.
+    const std::size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (std::size_t index = 0; index < count; ++index) {
+      int received;
+      memcpy(&received, CMSG_DATA(header) + index * sizeof(int), sizeof(received));
+      if (count == 1) {
+        *fd = received;
+      } else {
+        close(received);
+      }
+    }
   }
   return got == static_cast<ssize_t>(sizeof(*answer)) && answer->magic == kAnswerMagic;
 }

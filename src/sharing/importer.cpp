@@ -12,6 +12,7 @@
 #include "driver/errors.h"
 #include "driver/functions.h"
 #include "memory/kinds/vmm.h"
+#include "memory/peers.h"
 #include "memory/registry.h"
 #include "sharing/channel.h"
 #include "telemetry/counters.h"
@@ -51,13 +52,14 @@ CUresult import_memory(const Offer& offer, int fd, CUmemGenericAllocationHandle*
                                                 static_cast<CUmemAllocationHandleType>(offer.type));
 }
 
-// An address for imported memory, for the current device and the one the memory is on. On failure
-// everything is undone but the handle.
-CUresult attach(CUdevice current, vmm::Mapping* mapping) noexcept {
+// An address for imported memory, for the current device and the one the memory is on. *home is
+// the latter, -1 where this process does not see it. On failure everything is undone but the
+// handle.
+CUresult attach(CUdevice current, vmm::Mapping* mapping, CUdevice* home) noexcept {
   CUmemAllocationProp prop{};
   const bool known =
       driver::cuMemGetAllocationPropertiesFromHandle(&prop, mapping->handle) == CUDA_SUCCESS;
-  const CUdevice home = known ? prop.location.id : current;
+  *home = known ? prop.location.id : current;
   CUresult code = driver::cuMemAddressReserve(&mapping->base, mapping->bytes, 0, 0, 0);
   if (code != CUDA_SUCCESS) return code;
   code = driver::cuMemMap(mapping->base, mapping->bytes, 0, mapping->handle, 0);
@@ -65,12 +67,12 @@ CUresult attach(CUdevice current, vmm::Mapping* mapping) noexcept {
   if (code == CUDA_SUCCESS) {
     code = give_access(*mapping, current);
     if (code == CUDA_SUCCESS) {
-      if (home != current) give_access(*mapping, home);  // may be out of this process's sight
+      if (*home != current && give_access(*mapping, *home) != CUDA_SUCCESS) *home = -1;
       return CUDA_SUCCESS;
     }
     const bool refused = code == CUDA_ERROR_INVALID_VALUE || code == CUDA_ERROR_NOT_SUPPORTED ||
                          code == CUDA_ERROR_INVALID_DEVICE;
-    if (home != current && refused) code = CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
+    if (*home != current && refused) code = CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
     address_free = driver::cuMemUnmap(mapping->base, mapping->bytes) == CUDA_SUCCESS;
   }
   if (address_free) driver::cuMemAddressFree(mapping->base, mapping->bytes);
@@ -85,7 +87,7 @@ CUresult map_offer(const Offer& offer, int fd, CUdevice current, Block* block) n
   mapping.bytes = offer.mapping_bytes;
   CUresult code = import_memory(offer, fd, &mapping.handle);
   if (code != CUDA_SUCCESS) return code;
-  code = attach(current, &mapping);
+  code = attach(current, &mapping, &block->home);
   if (code != CUDA_SUCCESS) {
     driver::cuMemRelease(mapping.handle);
     return code;
@@ -161,6 +163,10 @@ CUresult open_first(const IpcHandle& handle, Owner& owner, Block* block) noexcep
   const bool kept = keep(handle, block);
   if (!kept || block->mapping.base != made.base) vmm::destroy(made);
   if (!kept) return CUDA_ERROR_OUT_OF_MEMORY;
+  // It is in the registry: a device that comes into use meanwhile finds it there.
+  peers::use(owner.device().ordinal());
+  peers::adopt(block->home);
+  peers::share({block->mapping.base, block->mapping.bytes, block->home});
   {
     const driver::RelaxedCapture relaxed;  // a native block, which a capture might forbid
     owner.stock_spare();                   // the last close waits

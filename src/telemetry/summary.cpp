@@ -9,6 +9,8 @@
 #include "base/sizes.h"
 #include "driver/device.h"
 #include "telemetry/counters.h"
+#include "telemetry/neighbours.h"
+#include "telemetry/remedies.h"
 
 namespace kvshim::telemetry {
 
@@ -41,8 +43,16 @@ std::uint64_t rate(std::uint64_t bytes, std::uint64_t us) {
   return us == 0 ? 0 : bytes / us / 100;
 }
 
+bool any_block() {
+  for (const KindCounters& kind : counters.kinds) {
+    if (get(kind.blocks) != 0) return true;
+  }
+  return false;
+}
+
 void kinds(Page& page) {
   const Options& chosen = options();
+  if (!any_block()) return page.line("  no allocation went through kvshim");
   page.line("  {:<8} {:>10} {:>10} {:>12} {:>12} {:>12}", "kind", "blocks", "live", "bytes", "live",
             "peak");
   for (unsigned index = 0; index < kKindCount; ++index) {
@@ -103,12 +113,16 @@ void shared(Page& page) {
             get(counters.ipc_exports), get(counters.ipc_imports), refused);
 }
 
+void say_remedies(Page& page, Way way) {
+  for_each_remedy(
+      way, [](void* to, const char* text) { static_cast<Page*>(to)->line("    {}", text); }, &page);
+}
+
 void bypassed(Page& page) {
   if (get(counters.own_vmm.calls) != 0) {
     page.line("  bypassed kvshim: {} in {} cuMemCreate calls of the program itself",
               format_size(get(counters.own_vmm.bytes)).c_str(), get(counters.own_vmm.calls));
-    page.line(
-        "    PyTorch: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False gives them to kvshim");
+    say_remedies(page, Way::own_vmm);
   }
   if (get(counters.pool.calls) != 0) {
     page.line(
@@ -116,19 +130,33 @@ void bypassed(Page& page) {
         "the threshold",
         format_size(get(counters.pool.bytes)).c_str(), get(counters.pool.calls),
         get(counters.pool_large.calls), format_size(get(counters.pool_large.bytes)).c_str());
-    page.line(
-        "    KVSHIM_ASYNC=route routes the large ones; or PyTorch: backend:native, JAX: "
-        "XLA_PYTHON_CLIENT_ALLOCATOR other than cuda_async");
+    if (get(counters.pool_large.calls) != 0 && options().async == AsyncPolicy::native) {
+      page.line("    KVSHIM_ASYNC=route gives those to kvshim");
+    }
+    say_remedies(page, Way::pool);
   }
   if (get(counters.own_managed.calls) != 0) {
     page.line("  bypassed kvshim: {} in {} cuMemAllocManaged calls of the program itself",
               format_size(get(counters.own_managed.bytes)).c_str(),
               get(counters.own_managed.calls));
+    say_remedies(page, Way::own_managed);
   }
   if (get(counters.unseen.calls) != 0) {
     page.line("  bypassed kvshim: {} in {} cuMemAlloc blocks that were freed and never seen before",
               format_size(get(counters.unseen.bytes)).c_str(), get(counters.unseen.calls));
     page.line("    a plugin loaded with RTLD_DEEPBIND, or code with a loader of its own");
+  }
+}
+
+void neighbours(Page& page) {
+  const Neighbour* other = nullptr;
+  for (unsigned index = 0; (other = neighbour(index)) != nullptr; ++index) {
+    const Where where = find_object(other->ending);
+    if (where == Where::absent) continue;
+    const bool after = where == Where::after_us;
+    page.line("  neighbour {} ({}), loaded {} kvshim: {}", other->name, other->ending + 1,
+              after ? "after" : "before", other->does);
+    page.line("    {}", after && other->after != nullptr ? other->after : other->before);
   }
 }
 
@@ -154,6 +182,7 @@ void write_summary() {
   devices(page);
   shared(page);
   bypassed(page);
+  neighbours(page);
   troubles(page);
   page.write();
 }

@@ -275,37 +275,6 @@ SCENE(no_context) {
   }).join();
   return 0;
 }
-
-CASE("a program that maps memory itself is told so, with expandable_segments named") {
-  const Result result = run(kPreloaded, "maps_itself", {{"KVSHIM_SUMMARY", "1"}});
-  EXPECT_IN(result.ended(0), result.show());
-  const Summary summary = summary_of(result.err);
-  EXPECT_IN(summary.tables == 1 && summary.kinds.empty(), result.err);
-  EXPECT_IN(summary.says("bypassed kvshim: 40 MiB in 2 cuMemCreate calls"), summary.text);
-  EXPECT_IN(summary.says("expandable_segments"), summary.text);
-  EXPECT_IN(!summary.says("stream-ordered") && !summary.says("cuMemAllocManaged"), summary.text);
-}
-SCENE(maps_itself) {
-  use_device();
-  map_own(20 * kMiB);
-  map_own(20 * kMiB);
-  return 0;
-}
-
-CASE("managed memory of the program's own is counted once and named") {
-  const Result result = run(kPreloaded, "manages_itself", {{"KVSHIM_SUMMARY", "1"}});
-  EXPECT_IN(result.ended(0), result.show());
-  const Summary summary = summary_of(result.err);
-  EXPECT_IN(summary.says("bypassed kvshim: 3 MiB in 1 cuMemAllocManaged calls"), result.err);
-}
-SCENE(manages_itself) {
-  use_device();
-  CUdeviceptr block = 0;
-  OK(cuMemAllocManaged(&block, 3 * kMiB, CU_MEM_ATTACH_GLOBAL));
-  OK(cuMemFree(block));
-  return 0;
-}
-
 CASE("the host's own allocation that is refused for what kvshim holds back is made once more") {
   const Result result = run(kPreloaded, "once_more", small_threshold({{"KVSIM_MEMORY", "1G"}}));
   EXPECT_IN(result.ended(0), result.show());

@@ -94,6 +94,12 @@ SCENE("ipc_peer", ipc_peer) {
       std::cin >> words;
       fill(nullptr, ptrs[0], words, 9);
       answer = cu.cuCtxSynchronize();
+    } else if (word == "device") {
+      int which = 0;
+      std::cin >> which;
+      answer = cu.cuCtxSetCurrent(primary_of(which == 0 ? first_device() : second_device()));
+    } else if (word == "enable") {
+      answer = cu.cuCtxEnablePeerAccess(primary_of(first_device()), 0);
     } else if (word == "free") {
       answer = cu.cuMemFree(ptrs[0]);
     } else if (word == "reexport") {
@@ -187,6 +193,49 @@ CHECK_CASE_SIZES("ipc", "what a peer opened it can neither free nor export: both
   EXPECT_EQ(ask(peer, "open " + to_text(handle)), 0);
   EXPECT_EQ(ask(peer, "free"), 1);
   EXPECT_EQ(ask(peer, "reexport"), 1);
+  EXPECT_EQ(ask(peer, "close"), 0);
+}
+
+// Lazy peer access: whoever opens the memory on another device may use it there.
+CHECK_CASE_SIZES("ipc", "a peer on the other device opens it, and its kernels read and write it",
+                 kDiffers | isolated | needs2) {
+  if (!has_ipc(size.bytes)) return;
+  int can = 0;
+  CALL(cu.cuDeviceCanAccessPeer(&can, second_device(), first_device()));
+  if (can == 0) SKIP("the second device cannot access the first one");
+  const Block block(size.bytes);
+  const std::size_t words = size.bytes / 4;
+  CUipcMemHandle handle{};
+  CALL(cu.cuMemsetD32(block, 3, words));
+  CALL(cu.cuCtxSynchronize());
+  CALL(cu.cuIpcGetMemHandle(&handle, block));
+  Process peer("ipc_peer");
+  EXPECT_EQ(ask(peer, "device 1"), 0);
+  EXPECT_EQ(ask(peer, "open " + to_text(handle)), 0);
+  EXPECT_EQ(ask(peer, "sum " + std::to_string(words)), static_cast<long long>(3 * words));
+  EXPECT_EQ(ask(peer, "fill " + std::to_string(words)), 0);
+  EXPECT(holds_word(block, words, 9));
+  EXPECT_EQ(ask(peer, "close"), 0);
+}
+
+CHECK_CASE_SIZES("ipc", "what a peer opened is read by its other device once peers are enabled",
+                 kDiffers | isolated | needs2) {
+  if (!has_ipc(size.bytes)) return;
+  int can = 0;
+  CALL(cu.cuDeviceCanAccessPeer(&can, second_device(), first_device()));
+  if (can == 0) SKIP("the second device cannot access the first one");
+  const Block block(size.bytes);
+  const std::size_t words = size.bytes / 4;
+  CUipcMemHandle handle{};
+  CALL(cu.cuMemsetD32(block, 3, words));
+  CALL(cu.cuCtxSynchronize());
+  CALL(cu.cuIpcGetMemHandle(&handle, block));
+  Process peer("ipc_peer");
+  EXPECT_EQ(ask(peer, "open " + to_text(handle)), 0);
+  EXPECT_EQ(ask(peer, "device 1"), 0);
+  EXPECT_EQ(ask(peer, "enable"), 0);
+  EXPECT_EQ(ask(peer, "sum " + std::to_string(words)), static_cast<long long>(3 * words));
+  EXPECT_EQ(ask(peer, "device 0"), 0);
   EXPECT_EQ(ask(peer, "close"), 0);
 }
 

@@ -2,6 +2,7 @@
 // own (KVSIM_FORK_OK), which is what a child is to kvshim. Each answers with one number.
 #pragma once
 
+#include <dirent.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <poll.h>
@@ -14,6 +15,7 @@
 #include <unistd.h>
 
 #include <functional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -149,4 +151,69 @@ inline const std::vector<int> kPidfd = {434, 438};  // pidfd_open, pidfd_getfd
 
 inline double seconds_since(std::uint64_t start_us) {
   return static_cast<double>(kvshim::clock_us() - start_us) / 1e6;
+}
+
+struct Sharing : Engine {
+  Sharing() { kvshim::engine::active(); }  // registers the fork handler
+};
+
+// The handle with something else in it, and a right checksum.
+template <typename Change>
+inline CUipcMemHandle forged(const CUipcMemHandle& handle, Change change) {
+  kvshim::sharing::IpcHandle inside;
+  REQUIRE(kvshim::sharing::parse(handle, &inside) == kvshim::sharing::Origin::ours);
+  change(inside);
+  CUipcMemHandle result{};
+  kvshim::sharing::seal(inside, &result);
+  return result;
+}
+
+// Opens, reads the first word, writes the second one, closes. The word, or minus the code.
+inline long long visit(const CUipcMemHandle& handle) {
+  CUdeviceptr ptr = 0;
+  if (const long long code = open(&ptr, handle)) return -code;
+  const auto word = static_cast<long long>(word_at(ptr));
+  set_word(ptr + 8, 77);
+  const long long closed = close_opened(ptr);
+  return closed == 0 ? word : -closed;
+}
+
+inline unsigned open_files(const char* like = "") {
+  unsigned count = 0;
+  DIR* folder = opendir("/proc/self/fd");
+  while (const dirent* entry = readdir(folder)) {
+    char target[256] = {};
+    const std::string path = std::string("/proc/self/fd/") + entry->d_name;
+    if (readlink(path.c_str(), target, sizeof target - 1) < 0) continue;
+    if (std::string(target).find(like) != std::string::npos) ++count;
+  }
+  closedir(folder);
+  return count;
+}
+
+// Nothing of an attempt stays: counts of the simulated driver, descriptors, records.
+struct Traces {
+  kvsim_counts counts{};
+  unsigned files = open_files();
+  Traces() { kvsim_get_counts(&counts); }
+  bool operator==(const Traces& other) const {
+    return counts.handles == other.counts.handles && counts.mappings == other.counts.mappings &&
+           counts.reservations == other.counts.reservations && files == other.files;
+  }
+};
+
+// An exporter of its own, whose handle `peer.hear<CUipcMemHandle>()` brings; then it waits.
+inline Peer exporter(std::size_t bytes, std::size_t count = 1) {
+  return Peer([=]() -> long long {
+    for (std::size_t i = 0; i < count; ++i) {
+      CUdeviceptr ptr = 0;
+      CUipcMemHandle handle{};
+      if (allocate(&ptr, bytes) != 0) _exit(7);
+      set_word(ptr, 4711 + i);
+      if (get(&handle, ptr) != 0) _exit(8);
+      Peer::tell(handle);
+    }
+    Peer::wait_for_go();
+    return 0;
+  });
 }

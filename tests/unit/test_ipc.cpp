@@ -17,55 +17,6 @@ namespace {
 
 constexpr std::size_t kSizes[] = {4096, 3 * kMiB2 + 512};  // in a slab; with a handle of its own
 
-struct Sharing : Engine {
-  Sharing() { engine::active(); }  // registers the fork handler
-};
-
-// The handle with something else in it, and a right checksum.
-template <typename Change>
-CUipcMemHandle forged(const CUipcMemHandle& handle, Change change) {
-  IpcHandle inside;
-  REQUIRE(sharing::parse(handle, &inside) == sharing::Origin::ours);
-  change(inside);
-  CUipcMemHandle result{};
-  sharing::seal(inside, &result);
-  return result;
-}
-
-// Opens, reads the first word, writes the second one, closes. The word, or minus the code.
-long long visit(const CUipcMemHandle& handle) {
-  CUdeviceptr ptr = 0;
-  if (const long long code = open(&ptr, handle)) return -code;
-  const auto word = static_cast<long long>(word_at(ptr));
-  set_word(ptr + 8, 77);
-  const long long closed = close_opened(ptr);
-  return closed == 0 ? word : -closed;
-}
-
-unsigned open_files(const char* like = "") {
-  unsigned count = 0;
-  DIR* folder = opendir("/proc/self/fd");
-  while (const dirent* entry = readdir(folder)) {
-    char target[256] = {};
-    const std::string path = std::string("/proc/self/fd/") + entry->d_name;
-    if (readlink(path.c_str(), target, sizeof target - 1) < 0) continue;
-    if (std::string(target).find(like) != std::string::npos) ++count;
-  }
-  closedir(folder);
-  return count;
-}
-
-// Nothing of an attempt stays: counts of the simulated driver, descriptors, records.
-struct Traces {
-  kvsim_counts counts{};
-  unsigned files = open_files();
-  Traces() { kvsim_get_counts(&counts); }
-  bool operator==(const Traces& other) const {
-    return counts.handles == other.counts.handles && counts.mappings == other.counts.mappings &&
-           counts.reservations == other.counts.reservations && files == other.files;
-  }
-};
-
 }  // namespace
 
 TEST_CASE(
@@ -338,26 +289,6 @@ TEST_CASE(
     CHECK(release(ptr) == CUDA_SUCCESS);
   }
 }
-
-namespace {
-
-// An exporter of its own, whose handle `peer.hear<CUipcMemHandle>()` brings; then it waits.
-Peer exporter(std::size_t bytes, std::size_t count = 1) {
-  return Peer([=]() -> long long {
-    for (std::size_t i = 0; i < count; ++i) {
-      CUdeviceptr ptr = 0;
-      CUipcMemHandle handle{};
-      if (allocate(&ptr, bytes) != 0) _exit(7);
-      set_word(ptr, 4711 + i);
-      if (get(&handle, ptr) != 0) _exit(8);
-      Peer::tell(handle);
-    }
-    Peer::wait_for_go();
-    return 0;
-  });
-}
-
-}  // namespace
 
 TEST_CASE("an exporter that has ended, or is stopped, is told apart within a second") {
   const Sharing sharing;
@@ -651,39 +582,6 @@ TEST_CASE("another user's process gets nothing, by either way") {
           if (setresuid(65534, 65534, 65534) != 0) return 1;
           return visit(handle);
         }) == -CUDA_ERROR_NOT_PERMITTED);
-  CHECK(release(ptr) == CUDA_SUCCESS);
-}
-
-TEST_CASE("a block of another device: access for both where they reach each other, 217 where not") {
-  const Sharing sharing;
-  const CUdeviceptr ptr = block(3 * kMiB2);
-  set_word(ptr, 4711);
-  const CUipcMemHandle handle = handle_of(ptr);
-  const auto on_device_1 = [&](bool p2p) -> long long {
-    CUcontext second = nullptr;
-    CUdeviceptr out = 5;
-    kvsim_set_p2p(1, 0, p2p);
-    if (cuDevicePrimaryCtxRetain(&second, 1) != 0 || cuCtxSetCurrent(second) != 0) return -1;
-    const Traces before;
-    const long long code = open(&out, handle);
-    if (code != 0) return Traces() == before && out == 5 ? code : -2;
-    int devices[4];
-    if (kvsim_access_list(out, devices, 4) != 2) return -3;
-    return word_at(out) == 4711 && close_opened(out) == 0 ? 0 : -4;
-  };
-  CHECK(in_peer([&] { return on_device_1(true); }) == 0);
-  CHECK(in_peer([&] { return on_device_1(false); }) == CUDA_ERROR_PEER_ACCESS_UNSUPPORTED);
-  CHECK(in_peer([&]() -> long long {
-          CUdeviceptr first = 0, second = 0;
-          CUcontext other = nullptr;
-          if (open(&first, handle) != 0) return 1;
-          cuDevicePrimaryCtxRetain(&other, 1);
-          cuCtxSetCurrent(other);
-          if (open(&second, handle) != 0 || first != second) return 2;
-          int devices[4];
-          if (kvsim_access_list(first, devices, 4) != 2) return 3;
-          return close_opened(first) != 0 || close_opened(second) != 0;
-        }) == 0);
   CHECK(release(ptr) == CUDA_SUCCESS);
 }
 

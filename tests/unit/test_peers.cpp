@@ -49,10 +49,10 @@ class Machine : public Engine {
     return out;
   }
   // As the hook does it.
-  void enable(int device, int owner) {
+  bool enable(int device, int owner) {
     on(device);
     REQUIRE(cuCtxEnablePeerAccess(contexts[owner], 0) == CUDA_SUCCESS);
-    peers::enable(device, owner);
+    return peers::enable(device, owner);
   }
   CUcontext contexts[3] = {};
 };
@@ -154,6 +154,60 @@ TEST_CASE("enabling peer access opens live and future blocks, disabling leaves t
   kvsim_log_clear();
   machine.enable(1, 0);
   CHECK(kvsim_log_count("cuMemSetAccess") == 0);
+}
+
+TEST_CASE("peer access that the driver refuses for vmm memory is told when it is enabled") {
+  for (const bool with_block : {true, false}) {
+    for (const int code : {1, 217, 999}) {
+      CAPTURE(with_block, code);
+      Machine machine;
+      kvsim_set_peer_access(1, code);
+      const CUdeviceptr block = with_block ? machine.allocated(0, 3 * kMiB2) : 0;
+      const kvsim_counts before = machine.alive();
+      CHECK_FALSE(machine.enable(1, 0));
+      REQUIRE(cuCtxDisablePeerAccess(machine.contexts[0]) == CUDA_SUCCESS);
+      kvsim_log_clear();
+      CHECK_FALSE(machine.enable(1, 0));  // remembered
+      CHECK(kvsim_log_count("cuMemSetAccess") == 0);
+      CHECK(machine.alive().handles == before.handles);
+      CHECK(machine.alive().mappings == before.mappings);
+      CHECK(machine.alive().reservations == before.reservations);
+      if (with_block) CHECK(release(block) == CUDA_SUCCESS);
+    }
+  }
+}
+
+TEST_CASE("whether peer access works is tried once, on memory that is gone at once") {
+  Machine machine;
+  CHECK(machine.enable(1, 0));
+  const auto tried = kvsim_log_count("cuMemCreate");
+  CHECK(tried != 0);
+  CHECK(machine.alive().handles == 0);
+  CHECK(machine.alive().mappings == 0);
+  CHECK(machine.alive().reservations == 0);
+  REQUIRE(cuCtxDisablePeerAccess(machine.contexts[0]) == CUDA_SUCCESS);
+  CHECK(machine.enable(1, 0));
+  CHECK(kvsim_log_count("cuMemCreate") == tried);
+  // A block has shown it already.
+  machine.allocated(0, 3 * kMiB2);
+  machine.allocated(2, 3 * kMiB2);
+  const auto created = kvsim_log_count("cuMemCreate");
+  CHECK(machine.enable(2, 0));
+  CHECK(kvsim_log_count("cuMemCreate") == created);
+}
+
+TEST_CASE("a trial that fails for another reason than a refusal is no refusal") {
+  for (const char* rule : {"cuMemCreate:1:2", "cuMemAddressReserve:1:2", "cuMemMap:1:999",
+                           "cuMemSetAccess:1:2", "cuMemSetAccess@device=1:1:2"}) {
+    INFO(rule);
+    Machine machine;
+    REQUIRE(kvsim_fail(rule) == 0);
+    CHECK(machine.enable(1, 0));
+    CHECK(machine.alive().handles == 0);
+    CHECK(machine.alive().mappings == 0);
+    CHECK(machine.alive().reservations == 0);
+    CHECK(access(machine.allocated(0, 3 * kMiB2)) == Devices{0, 1});
+  }
 }
 
 TEST_CASE("devices without P2P are not asked to share") {

@@ -140,3 +140,56 @@ TEST_CASE("a block that is put back keeps its id and its flag") {
   CHECK(again.id == taken.id);
   CHECK(again.sync_memops);
 }
+
+TEST_CASE("ranges come in order, own, slabs' and opened ones, each once in any size of batch") {
+  registry::forget();
+  REQUIRE(registry::reserve());
+  const auto opened = [](CUdeviceptr base, CUdevice home) {
+    Block block = block_at(base + 16, 16);
+    block.mapping = {base, 0x1000, 1};
+    block.opened = true;
+    block.home = home;
+    return block;
+  };
+  const Block first = opened(0x1000, 1);
+  const Block out_of_sight = opened(0x2000, -1);
+  registry::insert_opened(first);
+  registry::insert_opened(out_of_sight);
+  registry::insert_slab(0x3000, 0x1000, 2);
+  registry::insert(block_at(0x3000, 16));  // in the slab
+  registry::insert_opened(opened(0x4000, 0));
+  registry::insert_slab(0x5000, 0x1000, 0);
+  for (unsigned room = 1; room < 7; ++room) {
+    std::vector<CUdeviceptr> bases;
+    std::vector<CUdevice> devices;
+    MappedRange batch[8];
+    CUdeviceptr after = 0;
+    for (unsigned count = room; count == room;) {
+      count = registry::mappings_after(after, batch, room);
+      for (unsigned i = 0; i < count; ++i) {
+        bases.push_back(after = batch[i].base);
+        devices.push_back(batch[i].device);
+        CHECK(registry::is_mapped(batch[i]));
+      }
+    }
+    CHECK(bases == std::vector<CUdeviceptr>{0x1000, 0x3000, 0x4000, 0x5000});
+    CHECK(devices == std::vector<CUdevice>{1, 2, 0, 0});
+  }
+  CHECK_FALSE(registry::is_mapped({0x1000, 0x1000, 0}));
+  CHECK(registry::is_mapped({0x1000, 0x1000, 1}));
+  registry::remove_opened(first);
+  CHECK_FALSE(registry::is_mapped({0x1000, 0x1000, 1}));
+}
+
+TEST_CASE("a mapping that went away is not taken for its successor at the same address") {
+  registry::forget();
+  REQUIRE(registry::reserve());
+  MappedRange slab[1];
+  registry::insert_slab(0x200000, 0x200000);
+  REQUIRE(registry::mappings_after(0, slab, 1) == 1);
+  CHECK(registry::is_mapped(slab[0]));
+  registry::remove_slab(0x200000);
+  registry::insert_slab(0x200000, 0x200000);
+  CHECK_FALSE(registry::is_mapped(slab[0]));
+  CHECK(registry::is_mapped({0x200000, 0x200000, 0}));
+}

@@ -44,6 +44,11 @@ std::shared_ptr<Block> opened_before(std::uint64_t serial) {
   return nullptr;
 }
 
+bool reaches(int from, int to) {
+  const auto& row = state().p2p[static_cast<std::size_t>(from)];
+  return to >= 0 && static_cast<std::size_t>(to) < row.size() && row[static_cast<std::size_t>(to)];
+}
+
 CUresult open(Api api, CUdeviceptr* out, const CUipcMemHandle& data, unsigned flags) {
   Call call(api);
   call.args("flags=%u", flags);
@@ -54,8 +59,14 @@ CUresult open(Api api, CUdeviceptr* out, const CUipcMemHandle& data, unsigned fl
       return CUDA_ERROR_INVALID_VALUE;
     if (std::memcmp(handle.magic, kMagic, sizeof(kMagic)) != 0) return CUDA_ERROR_INVALID_VALUE;
     if (handle.pid == static_cast<int>(getpid())) return CUDA_ERROR_INVALID_CONTEXT;
+    // Lazy peer access: the device that opens may use the memory of the one that has it.
+    CUresult why = CUDA_SUCCESS;
+    const int device = current_context(&why)->device;
+    if (device != handle.device && !reaches(device, handle.device))
+      return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
     if (const auto known = opened_before(handle.serial)) {
       ++known->opens;
+      known->opened_on.insert(device);
       *out = known->base;
       return CUDA_SUCCESS;
     }
@@ -66,7 +77,6 @@ CUresult open(Api api, CUdeviceptr* out, const CUipcMemHandle& data, unsigned fl
     if (backing == nullptr) return CUDA_ERROR_INVALID_VALUE;
     const Address chunk = reserve_addresses(handle.chunk_size, kPage);
     if (chunk == 0) return CUDA_ERROR_OUT_OF_MEMORY;
-    CUresult why = CUDA_SUCCESS;
     const auto block = add_block(BlockKind::ipc, chunk + handle.block_offset, handle.bytes,
                                  current_context(&why), handle.device);
     block->memory = backing->bytes + handle.block_offset;
@@ -74,6 +84,7 @@ CUresult open(Api api, CUdeviceptr* out, const CUipcMemHandle& data, unsigned fl
     block->taken = handle.chunk_size;
     block->serial = handle.serial;
     block->opens = 1;
+    block->opened_on.insert(device);
     *out = block->base;
     return CUDA_SUCCESS;
   });

@@ -26,7 +26,8 @@ bool may_access(const Block& block, const Accessor& who) {
     case BlockKind::ipc:
       // Copies stage through the host where they must; only kernels need the peer mapping.
       return who.engine != Accessor::Engine::kernel || block.device == who.context->device ||
-             who.context->peers.count(block.device) != 0;
+             who.context->peers.count(block.device) != 0 ||
+             block.opened_on.count(who.context->device) != 0;
   }
   return false;
 }

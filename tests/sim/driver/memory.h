@@ -50,6 +50,7 @@ struct Block {
   Pool* pool = nullptr;
   // ipc: how often opened; exported: the slot that says this block is alive
   unsigned opens = 0;
+  std::set<int> opened_on;  // devices with lazy peer access to it
   unsigned slot = 0;
   std::uint64_t serial = 0;
 
