@@ -1,5 +1,5 @@
-// cuMemcpy of linear memory, of rectangles and of boxes, in all forms but the batches. The driver does the work; see
-// memory/copies.h for what is refused before it and what follows on its refusal.
+// cuMemcpy of linear memory, of rectangles and of boxes, in all forms but the batches. The driver
+// does the work; see memory/copies.h for what is refused before it and what follows on its refusal.
 #include "memory/copies.h"
 #include "hooks/hook.h"
 

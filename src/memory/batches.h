@@ -32,8 +32,9 @@ struct BoxBatch {
 // As for one copy; *which is the copy that a verdict `refused` is about.
 Verdict judge(const LinearBatch& batch, std::size_t* which) noexcept;
 Verdict judge(const BoxBatch& batch, std::size_t* which) noexcept;
-// After the driver has answered 1: makes the copies one by one if one of them lacks access to another
-// device's block. False: the 1 is right. Else *result is the answer, and *which the copy that failed.
+// After the driver has answered 1: makes the copies one by one if one of them lacks access to
+// another device's block. False: the 1 is right. Else *result is the answer, and *which the copy
+// that failed.
 bool one_by_one(const LinearBatch& batch, std::size_t* which, CUresult* result) noexcept;
 bool one_by_one(const BoxBatch& batch, std::size_t* which, CUresult* result) noexcept;
 

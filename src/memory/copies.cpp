@@ -148,7 +148,8 @@ Retry retry_with(const Side& to, const Side& from, CUstream stream, bool wait, C
   return Retry::done;
 }
 
-// A box in memory, of whose rows and layers not all need be part of a copy; a rectangle is one layer.
+// A box in memory, of whose rows and layers not all need be part of a copy; a rectangle is one
+// layer.
 struct Shape {
   std::uint64_t x, y, z;
   std::uint64_t pitch, layer_height;
@@ -177,15 +178,15 @@ Stretch stretch(CUmemorytype type, CUdeviceptr base, const Shape& shape) noexcep
 }
 
 Stretch to_side(const CUDA_MEMCPY2D& what) noexcept {
-  return stretch(what.dstMemoryType, what.dstDevice,
-                 {what.dstXInBytes, what.dstY, 0, what.dstPitch, 0, what.WidthInBytes, what.Height,
-                  1});
+  return stretch(
+      what.dstMemoryType, what.dstDevice,
+      {what.dstXInBytes, what.dstY, 0, what.dstPitch, 0, what.WidthInBytes, what.Height, 1});
 }
 
 Stretch from_side(const CUDA_MEMCPY2D& what) noexcept {
-  return stretch(what.srcMemoryType, what.srcDevice,
-                 {what.srcXInBytes, what.srcY, 0, what.srcPitch, 0, what.WidthInBytes, what.Height,
-                  1});
+  return stretch(
+      what.srcMemoryType, what.srcDevice,
+      {what.srcXInBytes, what.srcY, 0, what.srcPitch, 0, what.WidthInBytes, what.Height, 1});
 }
 
 Stretch to_side(const CUDA_MEMCPY3D& what) noexcept {
@@ -301,15 +302,13 @@ Retry retry(const Linear& copy, CUresult* result) noexcept {
 }
 
 Retry retry(const Rectangle& copy, CUresult* result) noexcept {
-  return retry_shape(copy, result, [&](CUstream stream) {
-    return driver::cuMemcpy2DAsync_v2(copy.what, stream);
-  });
+  return retry_shape(
+      copy, result, [&](CUstream stream) { return driver::cuMemcpy2DAsync_v2(copy.what, stream); });
 }
 
 Retry retry(const Box& copy, CUresult* result) noexcept {
-  return retry_shape(copy, result, [&](CUstream stream) {
-    return driver::cuMemcpy3DAsync_v2(copy.what, stream);
-  });
+  return retry_shape(
+      copy, result, [&](CUstream stream) { return driver::cuMemcpy3DAsync_v2(copy.what, stream); });
 }
 
 }  // namespace kvshim::copies

@@ -105,8 +105,8 @@ Owner* Owners::find(CUcontext context) const noexcept {
   return nullptr;
 }
 
-// A record for a context that has none, or the one that another thread has made meanwhile. NULL when
-// the host is out of memory.
+// A record for a context that has none, or the one that another thread has made meanwhile. NULL
+// when the host is out of memory.
 Owner* Owners::make(CUcontext context, driver::Device& device, Owner* home) noexcept {
   void* memory =
       mmap(nullptr, sizeof(Owner), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

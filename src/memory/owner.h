@@ -71,9 +71,9 @@ class Owner {
 class Owners {
  public:
   // The owner record of the calling thread's current context, made on first sight. In a green
-  // context (a share of the device's units) that is the record of the context which the driver names
-  // as the owner of memory allocated there. Errors: the driver's (201 without a context, 3 before
-  // cuInit, 4 at shutdown), 2 when no record can be made.
+  // context (a share of the device's units) that is the record of the context which the driver
+  // names as the owner of memory allocated there. Errors: the driver's (201 without a context, 3
+  // before cuInit, 4 at shutdown), 2 when no record can be made.
   CUresult current(Owner** out) noexcept;
 
   // The record of `context` as it is now; NULL where kvshim made none. No driver call but for its

@@ -265,7 +265,8 @@ SCENE(own_calls) {
     OK(cuMemsetD32(block, 7, bytes / 4));
     OK(cuMemcpy(block, block + bytes / 2, bytes / 2));
     int last = 0;
-    OK(cuMemRangeGetAttribute(&last, 4, CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION, block, bytes));
+    OK(cuMemRangeGetAttribute(&last, 4, CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION, block,
+                              bytes));
   }
   CUdeviceptr block = 0;
   OK(cuMemAllocAsync(&block, 64 * kMiB, nullptr));

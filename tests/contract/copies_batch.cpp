@@ -138,7 +138,8 @@ CHECK_CASE_SIZES("copies", "empty boxes", plain | observes) {
   observe("no description", cu.cuMemcpy3D(nullptr));
 }
 
-CHECK_CASE_SIZES("copies", "a batch comes after the work before it and before what follows", plain) {
+CHECK_CASE_SIZES("copies", "a batch comes after the work before it and before what follows",
+                 plain) {
   expect_batches();
   constexpr std::size_t kParts = 16;
   const std::size_t part = size.bytes / kParts / 4 * 4;
@@ -190,7 +191,8 @@ CHECK_CASE("copies", "a batch from the host's stack is read before the call retu
   }
 }
 
-CHECK_CASE_SIZES("copies", "a batch with one copy past the end is refused with 1", plain | observes) {
+CHECK_CASE_SIZES("copies", "a batch with one copy past the end is refused with 1",
+                 plain | observes) {
   expect_batches();
   const Stream stream;
   const Block block(size.bytes), other(size.bytes);

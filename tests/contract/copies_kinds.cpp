@@ -107,9 +107,8 @@ std::vector<std::unique_ptr<Piece>> all_kinds() {
   CALL(cu.cuStreamSynchronize(nullptr));
   kinds.push_back(made("pool", Where::device, ptr, [](CUdeviceptr p) { CALL(cu.cuMemFree(p)); }));
   CALL(cu.cuMemHostAlloc(&host, kBytes, CU_MEMHOSTALLOC_PORTABLE));
-  kinds.push_back(
-      made("pinned host", Where::pinned, reinterpret_cast<CUdeviceptr>(host),
-           [](CUdeviceptr p) { CALL(cu.cuMemFreeHost(reinterpret_cast<void*>(p))); }));
+  kinds.push_back(made("pinned host", Where::pinned, reinterpret_cast<CUdeviceptr>(host),
+                       [](CUdeviceptr p) { CALL(cu.cuMemFreeHost(reinterpret_cast<void*>(p))); }));
   REQUIRE(posix_memalign(&host, 4096, 8192) == 0);
   CALL(cu.cuMemHostRegister(host, 8192, 0));
   kinds.push_back(made("registered host", Where::pinned, reinterpret_cast<CUdeviceptr>(host),
@@ -197,11 +196,9 @@ CHECK_CASE("copies", "every pair of kinds, by the copy that finds the direction 
 }
 
 CHECK_CASE("copies", "every pair of device kinds, by the copies between devices", plain) {
-  between_all_kinds(
-      [](const Piece& to, const Piece& from, CUstream) {
-        return cu.cuMemcpyDtoD(to.ptr(), from.ptr(), kBytes);
-      },
-      both_device);
+  between_all_kinds([](const Piece& to, const Piece& from,
+                       CUstream) { return cu.cuMemcpyDtoD(to.ptr(), from.ptr(), kBytes); },
+                    both_device);
   between_all_kinds(
       [](const Piece& to, const Piece& from, CUstream stream) {
         return cu.cuMemcpyDtoDAsync(to.ptr(), from.ptr(), kBytes, stream);
@@ -227,21 +224,17 @@ CHECK_CASE("copies", "every host kind to and from every device kind, by name", p
   const Suits downwards = [](const Piece& to, const Piece& from) {
     return to.on_host() && from.is_device();
   };
-  between_all_kinds(
-      [](const Piece& to, const Piece& from, CUstream) {
-        return cu.cuMemcpyHtoD(to.ptr(), from.host(), kBytes);
-      },
-      upwards);
+  between_all_kinds([](const Piece& to, const Piece& from,
+                       CUstream) { return cu.cuMemcpyHtoD(to.ptr(), from.host(), kBytes); },
+                    upwards);
   between_all_kinds(
       [](const Piece& to, const Piece& from, CUstream stream) {
         return cu.cuMemcpyHtoDAsync(to.ptr(), from.host(), kBytes, stream);
       },
       upwards);
-  between_all_kinds(
-      [](const Piece& to, const Piece& from, CUstream) {
-        return cu.cuMemcpyDtoH(to.host(), from.ptr(), kBytes);
-      },
-      downwards);
+  between_all_kinds([](const Piece& to, const Piece& from,
+                       CUstream) { return cu.cuMemcpyDtoH(to.host(), from.ptr(), kBytes); },
+                    downwards);
   between_all_kinds(
       [](const Piece& to, const Piece& from, CUstream stream) {
         return cu.cuMemcpyDtoHAsync(to.host(), from.ptr(), kBytes, stream);

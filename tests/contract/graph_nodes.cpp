@@ -175,8 +175,7 @@ CHECK_CASE("graphs", "nodes that make no sense", plain | observes) {
   set = words_of(kNowhere, 16, 1);
   observe("memset nowhere", cu.cuGraphAddMemsetNode(&node, graph, nullptr, 0, &set, context));
   const CUDA_MEMCPY3D copy = linear(block, kNowhere, 16);
-  observe("memcpy from nowhere",
-          cu.cuGraphAddMemcpyNode(&node, graph, nullptr, 0, &copy, context));
+  observe("memcpy from nowhere", cu.cuGraphAddMemcpyNode(&node, graph, nullptr, 0, &copy, context));
   observe("no parameters", cu.cuGraphAddMemsetNode(&node, graph, nullptr, 0, nullptr, context));
   CALL(cu.cuGraphDestroy(graph));
 }

@@ -133,8 +133,8 @@ CHECK_CASE_SIZES("green", "blocks of a green context that is gone", isolated | o
   }
   unsigned type = 0;
   CUdeviceptr base = 0;
-  const CUresult known = cu.cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
-                                                  blocks[0]);
+  const CUresult known =
+      cu.cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, blocks[0]);
   observe("attribute", known);
   observe("range", cu.cuMemGetAddressRange(&base, nullptr, blocks[0]));
   observe("memset", cu.cuMemsetD8(blocks[1], 1, 16));

@@ -10,8 +10,7 @@ void observe_advice(CUdeviceptr ptr, std::size_t bytes) {
   const CUdevice device = first_device();
   const CUmemLocation there{CU_MEM_LOCATION_TYPE_DEVICE, {device}};
   const Stream stream;
-  observe("advise v1",
-          cu.cuMemAdvise_v1(ptr, bytes, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, device));
+  observe("advise v1", cu.cuMemAdvise_v1(ptr, bytes, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, device));
   observe("advise v2", cu.cuMemAdvise_v2(ptr, bytes, CU_MEM_ADVISE_SET_ACCESSED_BY, there));
   observe("read mostly", cu.cuMemAdvise_v2(ptr, bytes, CU_MEM_ADVISE_SET_READ_MOSTLY, there));
   observe("not read mostly", cu.cuMemAdvise_v2(ptr, bytes, CU_MEM_ADVISE_UNSET_READ_MOSTLY, there));
@@ -91,10 +90,10 @@ CHECK_CASE("managed_calls", "advice, in both forms, on the program's managed mem
   const CUmemLocation there{CU_MEM_LOCATION_TYPE_DEVICE, {device}};
   const CUmemLocation host{CU_MEM_LOCATION_TYPE_HOST, {0}};
   CALL(cu.cuMemAllocManaged(&ptr, option_large(), CU_MEM_ATTACH_GLOBAL));
-  for (const auto advice : {CU_MEM_ADVISE_SET_READ_MOSTLY, CU_MEM_ADVISE_UNSET_READ_MOSTLY,
-                            CU_MEM_ADVISE_SET_PREFERRED_LOCATION, CU_MEM_ADVISE_SET_ACCESSED_BY,
-                            CU_MEM_ADVISE_UNSET_ACCESSED_BY,
-                            CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION}) {
+  for (const auto advice :
+       {CU_MEM_ADVISE_SET_READ_MOSTLY, CU_MEM_ADVISE_UNSET_READ_MOSTLY,
+        CU_MEM_ADVISE_SET_PREFERRED_LOCATION, CU_MEM_ADVISE_SET_ACCESSED_BY,
+        CU_MEM_ADVISE_UNSET_ACCESSED_BY, CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION}) {
     GIVES(0, cu.cuMemAdvise_v1(ptr, option_large(), advice, device));
     GIVES(0, cu.cuMemAdvise_v2(ptr, option_large(), advice, there));
   }

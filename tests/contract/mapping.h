@@ -5,7 +5,8 @@
 
 namespace contract {
 
-inline CUmemAllocationProp device_memory(CUmemAllocationHandleType types = CU_MEM_HANDLE_TYPE_NONE) {
+inline CUmemAllocationProp device_memory(
+    CUmemAllocationHandleType types = CU_MEM_HANDLE_TYPE_NONE) {
   CUmemAllocationProp prop{};
   prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;

@@ -29,8 +29,8 @@ struct Functions {
 
 template <typename F>
 void find(F* function, const char* name, const char* exported, int version, int flags) {
-  void* found = flags < 0 ? by_name(exported)
-                          : by_version(name, version, static_cast<cuuint64_t>(flags));
+  void* found =
+      flags < 0 ? by_name(exported) : by_version(name, version, static_cast<cuuint64_t>(flags));
   REQUIRE(found != nullptr);
   *function = reinterpret_cast<F>(found);
 }
@@ -51,8 +51,9 @@ Story story_of(const Functions& f, CUdeviceptr ptr) {
   s.code = f.one(&s.start, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, ptr);
   const auto same = [&](CUresult code, const char* what) {
     if (code != s.code) {
-      fail(__FILE__, __LINE__, std::string(what) + " gives " + describe_result(code) +
-                                   ", the start of the range " + describe_result(s.code));
+      fail(__FILE__, __LINE__,
+           std::string(what) + " gives " + describe_result(code) + ", the start of the range " +
+               describe_result(s.code));
     }
   };
   same(f.one(&s.size, CU_POINTER_ATTRIBUTE_RANGE_SIZE, ptr), "its size");

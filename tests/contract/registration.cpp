@@ -121,8 +121,8 @@ std::string dma_bufs(CUdeviceptr base, std::size_t bytes) {
   std::string text;
   const struct {
     std::size_t at, bytes;
-  } parts[] = {{0, whole},           {0, kPage}, {kMiB, kPage}, {kPage, 64 * kKiB},
-               {whole - kPage, kPage}, {1, kPage}, {0, 100},      {0, 0}};
+  } parts[] = {{0, whole}, {0, kPage}, {kMiB, kPage}, {kPage, 64 * kKiB}, {whole - kPage, kPage},
+               {1, kPage}, {0, 100},   {0, 0}};
   for (const auto& part : parts) text += std::to_string(dma_buf(base + part.at, part.bytes)) + " ";
   return text;
 }
@@ -199,10 +199,10 @@ CHECK_CASE("registration", "as UCX does it: what kind of memory, which way to sh
       CUmemoryPool pool = reinterpret_cast<CUmemoryPool>(7);
       unsigned long long id = 0, types = 7;
       CUpointer_attribute names[] = {
-          CU_POINTER_ATTRIBUTE_MEMORY_TYPE,     CU_POINTER_ATTRIBUTE_IS_MANAGED,
-          CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,  CU_POINTER_ATTRIBUTE_CONTEXT,
-          CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE,  CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES,
-          CU_POINTER_ATTRIBUTE_BUFFER_ID,       CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE};
+          CU_POINTER_ATTRIBUTE_MEMORY_TYPE,    CU_POINTER_ATTRIBUTE_IS_MANAGED,
+          CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, CU_POINTER_ATTRIBUTE_CONTEXT,
+          CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES,
+          CU_POINTER_ATTRIBUTE_BUFFER_ID,      CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE};
       void* places[] = {&type, &is_managed, &ordinal, &context, &pool, &types, &id, &legacy};
       GIVES(0, cu.cuPointerGetAttributes(8, names, places, at));
       EXPECT_EQ(type, static_cast<unsigned>(CU_MEMORYTYPE_DEVICE));
@@ -244,7 +244,8 @@ CHECK_CASE("registration", "as Mooncake and NIXL do it: dma-bufs, base and inter
   }
 }
 
-CHECK_CASE("registration", "a dma-buf up to the page in which an odd block ends", plain | observes) {
+CHECK_CASE("registration", "a dma-buf up to the page in which an odd block ends",
+           plain | observes) {
   expect_dma_bufs_possible();
   for (const std::size_t bytes : {3 * kMiB + 512, 5 * kMiB + 1}) {
     const Block block(bytes);

@@ -111,8 +111,8 @@ TEST_CASE("without P2P every copy of the batch is made, by whichever way") {
   std::memset(host, 5, sizeof(host));
   put(machine.first_block, 1);
   put(machine.second_block + 4096, 2);
-  machine.add(machine.second_block, machine.first_block);               // across
-  machine.add(machine.first_block + 4096, machine.second_block + 4096);  // across, back
+  machine.add(machine.second_block, machine.first_block);                 // across
+  machine.add(machine.first_block + 4096, machine.second_block + 4096);   // across, back
   machine.add(machine.second_block + 8192, machine.second_block + 4096);  // at home
   machine.add(machine.first_block + 8192, reinterpret_cast<CUdeviceptr>(host));
   REQUIRE(copies::judge(machine.batch(), &machine.which) == Verdict::ours);
@@ -123,7 +123,8 @@ TEST_CASE("without P2P every copy of the batch is made, by whichever way") {
   CHECK(holds(machine.first_block + 4096, 2));
   CHECK(holds(machine.second_block + 8192, 2));
   CHECK(holds(machine.first_block + 8192, 5));
-  CUDA_MEMCPY3D_BATCH_OP op = TwoDevices::box(machine.first_block + 64, machine.second_block + 4096);
+  CUDA_MEMCPY3D_BATCH_OP op =
+      TwoDevices::box(machine.first_block + 64, machine.second_block + 4096);
   REQUIRE(copies::one_by_one(BoxBatch{&op, 1, 0, machine.stream}, &machine.which, &machine.result));
   CHECK(machine.result == CUDA_SUCCESS);
   REQUIRE(cuStreamSynchronize(machine.stream) == CUDA_SUCCESS);

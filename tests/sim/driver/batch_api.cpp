@@ -1,5 +1,6 @@
-// cuMemcpyBatchAsync and cuMemcpy3DBatchAsync: copies in any order as one step of a stream. The forms
-// of CUDA 12.8 also say which copy was at fault. All copies are checked before the first is made.
+// cuMemcpyBatchAsync and cuMemcpy3DBatchAsync: copies in any order as one step of a stream. The
+// forms of CUDA 12.8 also say which copy was at fault. All copies are checked before the first is
+// made.
 #include "driver/transfer.h"
 
 namespace {

@@ -1,6 +1,6 @@
-// cuGraphAdd*Node and cuGraphExec*NodeSetParams for memcpy, memset and empty nodes. A graph runs its
-// nodes in the order in which they were added, which every order of dependencies allows, since a
-// node's dependencies exist before it does.
+// cuGraphAdd*Node and cuGraphExec*NodeSetParams for memcpy, memset and empty nodes. A graph runs
+// its nodes in the order in which they were added, which every order of dependencies allows, since
+// a node's dependencies exist before it does.
 #include <algorithm>
 
 #include "driver/transfer.h"

@@ -41,8 +41,8 @@ KVSIM_API CUresult cuDeviceGetDevResource(CUdevice device, CUdevResource* out,
     if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
     if (type != CU_DEV_RESOURCE_TYPE_SM) return CUDA_ERROR_INVALID_RESOURCE_TYPE;
     if (primary_context(device) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
-    *out = share(static_cast<unsigned>(
-        device_attribute(device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)));
+    *out = share(
+        static_cast<unsigned>(device_attribute(device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)));
     return CUDA_SUCCESS;
   });
 }

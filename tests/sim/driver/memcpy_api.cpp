@@ -1,4 +1,5 @@
-// cuMemcpy*: copies between linear memory in one, two and three dimensions. Arrays do not exist here.
+// cuMemcpy*: copies between linear memory in one, two and three dimensions. Arrays do not exist
+// here.
 #include "driver/transfer.h"
 
 namespace {
