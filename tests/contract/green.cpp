@@ -50,8 +50,10 @@ CHECK_CASE_SIZES("green", "allocate, use and free in a green context", plain) {
   const GreenContext green;
   for (int round = 0; round < 20; ++round) {
     const Block block(size.bytes);
-    CALL(cu.cuMemsetD32(block, 3, size.bytes / 4));
-    EXPECT(holds_word(block, size.bytes / 4, 3));
+    CALL(cu.cuMemsetD32(block.end() - 4096, 3, 1024));
+    fill(nullptr, block, 256, 3);
+    EXPECT(holds_word(block.end() - 4096, 1024, 3));
+    EXPECT(holds_word(block, 256, 3));
     CUdeviceptr base = 0;
     std::size_t bytes = 0;
     GIVES(0, cu.cuMemGetAddressRange(&base, &bytes, block + 100));
