@@ -59,6 +59,7 @@ KVSHIM_DRIVER_FUNCTION(cuMemGetAllocationPropertiesFromHandle, CUmemAllocationPr
                        CUmemGenericAllocationHandle);
 KVSHIM_DRIVER_FUNCTION(cuMemcpyAsync, CUdeviceptr, CUdeviceptr, std::size_t, CUstream);
 KVSHIM_DRIVER_FUNCTION(cuMemcpy2DAsync_v2, const CUDA_MEMCPY2D*, CUstream);
+KVSHIM_DRIVER_FUNCTION(cuMemcpy3DAsync_v2, const CUDA_MEMCPY3D*, CUstream);
 KVSHIM_DRIVER_FUNCTION(cuMemcpy3DPeerAsync, const CUDA_MEMCPY3D_PEER*, CUstream);
 KVSHIM_DRIVER_FUNCTION(cuMemcpyPeerAsync, CUdeviceptr, CUcontext, CUdeviceptr, CUcontext,
                        std::size_t, CUstream);

@@ -9,6 +9,7 @@
 #include "base/reentry.h"
 #include "driver/function.h"
 #include "driver/functions.h"
+#include "driver/newer_types.h"
 #include "memory/engine.h"
 
 // cuda.h makes these the v2 forms; both exist.
@@ -17,6 +18,8 @@
 #undef cuDevicePrimaryCtxReset
 #undef cuGetProcAddress
 #undef cuIpcOpenMemHandle
+#undef cuMemcpy3DBatchAsync
+#undef cuMemcpyBatchAsync
 
 namespace kvshim::real {
 

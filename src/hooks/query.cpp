@@ -112,11 +112,14 @@ KVSHIM_HOOK_DEF CUresult cuPointerGetAttributes(unsigned count, CUpointer_attrib
 KVSHIM_HOOK_DEF CUresult cuPointerSetAttribute(const void* value, CUpointer_attribute attribute,
                                                CUdeviceptr ptr) {
   const Reentry guard;
-  const CUresult code = real::cuPointerSetAttribute(value, attribute, ptr);
+  engine::BlockView block;
+  const Place place = place_of(guard, ptr, &block);
+  const CUresult code =
+      real::cuPointerSetAttribute(value, attribute, place == Place::hole ? kNobodys : ptr);
   // RDMA-facing programs set it on every buffer and treat a refusal as fatal (openucx/ucx#9895).
   // VMM memory cannot keep the promise; the flag is remembered and answered.
   if (code != CUDA_ERROR_NOT_SUPPORTED || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS ||
-      pass_through(guard)) {
+      place != Place::block) {
     return code;
   }
   const bool on = *static_cast<const unsigned*>(value) != 0;

@@ -107,55 +107,103 @@ CUresult detour(CUcontext running, CUstream stream, bool wait, CUcontext context
   return code;
 }
 
+// A copy with a vmm block of another device than the one that runs it.
+struct Crossing {
+  CUcontext running = nullptr;  // the stream's context
+  CUdevice device = -1;         // its device
+  bool to = false;              // the side that lies on another device
+  bool from = false;
+  explicit operator bool() const noexcept { return to || from; }
+};
+
+Crossing crossing_of(const Side& to, const Side& from, CUstream stream) noexcept {
+  if (options().peers == PeerPolicy::off || (!to.vmm && !from.vmm) || only_the_driver(stream)) {
+    return {};
+  }
+  Crossing crossing;
+  crossing.running = context_of(stream);
+  crossing.device = driver::device_of(crossing.running);
+  if (crossing.device < 0) return {};
+  crossing.to = to.vmm && to.device != crossing.device;
+  crossing.from = from.vmm && from.device != crossing.device;
+  return crossing;
+}
+
 // `across` copies between two devices, each reached by its own context, and `within` in one
 // context.
 template <typename Across, typename Within>
 Retry retry_with(const Side& to, const Side& from, CUstream stream, bool wait, CUresult* result,
                  Across across, Within within) noexcept {
-  if (options().peers == PeerPolicy::off || only_the_driver(stream)) return Retry::stands;
-  const CUcontext running = context_of(stream);
-  const CUdevice device = driver::device_of(running);
-  const auto elsewhere = [&](const Side& side) { return side.vmm && side.device != device; };
-  if (device < 0 || (!elsewhere(to) && !elsewhere(from))) return Retry::stands;
-  if (peers::use(device)) return Retry::again;
+  const Crossing crossing = crossing_of(to, from, stream);
+  if (!crossing) return Retry::stands;
+  if (peers::use(crossing.device)) return Retry::again;
   if (to.context != nullptr && from.context != nullptr) {
     *result = across();
   } else {
-    const CUcontext context = elsewhere(to) ? to.context : from.context;
-    *result = detour(running, stream, wait, context, within);
+    const CUcontext context = crossing.to ? to.context : from.context;
+    *result = detour(crossing.running, stream, wait, context, within);
   }
-  log::debug("a copy in a context of device {} was carried out for it: {}", device,
+  log::debug("a copy in a context of device {} was carried out for it: {}", crossing.device,
              static_cast<int>(*result));
   return Retry::done;
 }
 
-// A side of a rectangle, from its first byte to behind its last one. Nothing for memory that is not
-// given by a device pointer, and where that overflows.
-Stretch stretch(CUmemorytype type, CUdeviceptr base, std::size_t x, std::size_t y,
-                std::size_t pitch, const CUDA_MEMCPY2D& what) noexcept {
+// A box in memory, of whose rows and layers not all need be part of a copy; a rectangle is one
+// layer.
+struct Shape {
+  std::uint64_t x, y, z;
+  std::uint64_t pitch, layer_height;
+  std::uint64_t width, height, depth;  // none of them zero
+};
+
+// From the first byte to behind the last one. Nothing for memory that is not given by a device
+// pointer, and where that overflows.
+Stretch stretch(CUmemorytype type, CUdeviceptr base, const Shape& shape) noexcept {
   if (type != CU_MEMORYTYPE_DEVICE && type != CU_MEMORYTYPE_UNIFIED) return {};
+  // a * b + c
+  const auto sum = [](std::uint64_t a, std::uint64_t b, std::uint64_t c, std::uint64_t* out) {
+    return !__builtin_mul_overflow(a, b, out) && !__builtin_add_overflow(*out, c, out);
+  };
   Stretch side;
-  std::uint64_t above = 0;
+  std::uint64_t layer = 0;
+  std::uint64_t skipped = 0;
   std::uint64_t rows = 0;
-  const bool fits = !__builtin_mul_overflow(y, pitch, &above) &&
-                    !__builtin_add_overflow(above, x, &above) &&
-                    !__builtin_add_overflow(base, above, &side.start) &&
-                    !__builtin_mul_overflow(pitch, what.Height - 1, &rows) &&
-                    !__builtin_add_overflow(rows, what.WidthInBytes, &side.bytes);
+  const bool fits = sum(shape.pitch, shape.layer_height, 0, &layer) &&
+                    sum(shape.y, shape.pitch, shape.x, &skipped) &&
+                    sum(shape.z, layer, skipped, &skipped) &&
+                    !__builtin_add_overflow(base, skipped, &side.start) &&
+                    sum(shape.height - 1, shape.pitch, shape.width, &rows) &&
+                    sum(shape.depth - 1, layer, rows, &side.bytes);
   return fits ? side : Stretch{};
 }
 
 Stretch to_side(const CUDA_MEMCPY2D& what) noexcept {
-  return stretch(what.dstMemoryType, what.dstDevice, what.dstXInBytes, what.dstY, what.dstPitch,
-                 what);
+  return stretch(
+      what.dstMemoryType, what.dstDevice,
+      {what.dstXInBytes, what.dstY, 0, what.dstPitch, 0, what.WidthInBytes, what.Height, 1});
 }
 
 Stretch from_side(const CUDA_MEMCPY2D& what) noexcept {
-  return stretch(what.srcMemoryType, what.srcDevice, what.srcXInBytes, what.srcY, what.srcPitch,
-                 what);
+  return stretch(
+      what.srcMemoryType, what.srcDevice,
+      {what.srcXInBytes, what.srcY, 0, what.srcPitch, 0, what.WidthInBytes, what.Height, 1});
 }
 
-CUDA_MEMCPY3D_PEER between(const CUDA_MEMCPY2D& what, CUcontext to, CUcontext from) noexcept {
+Stretch to_side(const CUDA_MEMCPY3D& what) noexcept {
+  return stretch(what.dstMemoryType, what.dstDevice,
+                 {what.dstXInBytes, what.dstY, what.dstZ, what.dstPitch, what.dstHeight,
+                  what.WidthInBytes, what.Height, what.Depth});
+}
+
+Stretch from_side(const CUDA_MEMCPY3D& what) noexcept {
+  return stretch(what.srcMemoryType, what.srcDevice,
+                 {what.srcXInBytes, what.srcY, what.srcZ, what.srcPitch, what.srcHeight,
+                  what.WidthInBytes, what.Height, what.Depth});
+}
+
+// The same copy, with a context for each side. For sides of linear memory only.
+template <typename What>
+CUDA_MEMCPY3D_PEER between(const What& what, CUcontext to, CUcontext from) noexcept {
   CUDA_MEMCPY3D_PEER copy{};
   copy.srcMemoryType = copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
   copy.srcContext = from;
@@ -174,6 +222,43 @@ CUDA_MEMCPY3D_PEER between(const CUDA_MEMCPY2D& what, CUcontext to, CUcontext fr
   return copy;
 }
 
+CUDA_MEMCPY3D_PEER with_contexts(const CUDA_MEMCPY2D& what, CUcontext to, CUcontext from) noexcept {
+  return between(what, to, from);
+}
+
+CUDA_MEMCPY3D_PEER with_contexts(const CUDA_MEMCPY3D& what, CUcontext to, CUcontext from) noexcept {
+  CUDA_MEMCPY3D_PEER copy = between(what, to, from);
+  copy.srcZ = what.srcZ;
+  copy.srcHeight = what.srcHeight;
+  copy.dstZ = what.dstZ;
+  copy.dstHeight = what.dstHeight;
+  copy.Depth = what.Depth;
+  return copy;
+}
+
+template <typename Copy>
+Verdict judge_shape(const Copy& copy) noexcept {
+  const Stretch to = to_side(*copy.what);
+  const Stretch from = from_side(*copy.what);
+  if (!registry::may_be_vmm(to.start) && !registry::may_be_vmm(from.start)) {
+    return Verdict::forward;
+  }
+  return judge_both(to, from, copy.stream);
+}
+
+template <typename Copy, typename Within>
+Retry retry_shape(const Copy& copy, CUresult* result, Within within) noexcept {
+  const Side to = side_of(to_side(*copy.what).start);
+  const Side from = side_of(from_side(*copy.what).start);
+  return retry_with(
+      to, from, copy.stream, copy.wait, result,
+      [&] {
+        const CUDA_MEMCPY3D_PEER peer = with_contexts(*copy.what, to.context, from.context);
+        return driver::cuMemcpy3DPeerAsync(&peer, copy.stream);
+      },
+      within);
+}
+
 }  // namespace
 
 Verdict judge_ours(const Linear& copy) noexcept {
@@ -184,12 +269,22 @@ Verdict judge_ours(const Linear& copy) noexcept {
 Verdict judge(const Rectangle& copy) noexcept {
   const CUDA_MEMCPY2D& what = *copy.what;
   if (what.WidthInBytes == 0 || what.Height == 0) return Verdict::forward;
-  const Stretch to = to_side(what);
-  const Stretch from = from_side(what);
-  if (!registry::may_be_vmm(to.start) && !registry::may_be_vmm(from.start)) {
-    return Verdict::forward;
-  }
-  return judge_both(to, from, copy.stream);
+  return judge_shape(copy);
+}
+
+Verdict judge(const Box& copy) noexcept {
+  const CUDA_MEMCPY3D& what = *copy.what;
+  if (what.WidthInBytes == 0 || what.Height == 0 || what.Depth == 0) return Verdict::forward;
+  return judge_shape(copy);
+}
+
+bool crosses(const Linear& copy) noexcept {
+  return static_cast<bool>(crossing_of(side_of(copy.to), side_of(copy.from), copy.stream));
+}
+
+bool crosses(const Box& copy) noexcept {
+  return static_cast<bool>(crossing_of(side_of(to_side(*copy.what).start),
+                                       side_of(from_side(*copy.what).start), copy.stream));
 }
 
 Retry retry(const Linear& copy, CUresult* result) noexcept {
@@ -207,16 +302,13 @@ Retry retry(const Linear& copy, CUresult* result) noexcept {
 }
 
 Retry retry(const Rectangle& copy, CUresult* result) noexcept {
-  const CUDA_MEMCPY2D& what = *copy.what;
-  const Side to = side_of(to_side(what).start);
-  const Side from = side_of(from_side(what).start);
-  return retry_with(
-      to, from, copy.stream, copy.wait, result,
-      [&] {
-        const CUDA_MEMCPY3D_PEER peer = between(what, to.context, from.context);
-        return driver::cuMemcpy3DPeerAsync(&peer, copy.stream);
-      },
-      [&](CUstream stream) { return driver::cuMemcpy2DAsync_v2(&what, stream); });
+  return retry_shape(
+      copy, result, [&](CUstream stream) { return driver::cuMemcpy2DAsync_v2(copy.what, stream); });
+}
+
+Retry retry(const Box& copy, CUresult* result) noexcept {
+  return retry_shape(
+      copy, result, [&](CUstream stream) { return driver::cuMemcpy3DAsync_v2(copy.what, stream); });
 }
 
 }  // namespace kvshim::copies

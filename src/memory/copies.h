@@ -25,9 +25,14 @@ struct Linear {
   bool wait;        // the blocking forms: a copy to or from the host returns when it is done
 };
 
-// A copy of a rectangle.
+// A copy of a rectangle, and of a box.
 struct Rectangle {
   const CUDA_MEMCPY2D* what;  // not NULL
+  CUstream stream;
+  bool wait;
+};
+struct Box {
+  const CUDA_MEMCPY3D* what;  // not NULL
   CUstream stream;
   bool wait;
 };
@@ -43,6 +48,12 @@ inline Verdict judge(const Linear& copy) noexcept {
   return judge_ours(copy);
 }
 Verdict judge(const Rectangle& copy) noexcept;
+Verdict judge(const Box& copy) noexcept;
+
+// True for a copy in a context of one device that reads or writes a vmm block of another one, in a
+// stream that does not capture, where KVSHIM_PEERS lets kvshim see to it.
+bool crosses(const Linear& copy) noexcept;
+bool crosses(const Box& copy) noexcept;
 
 // After the driver has answered 1 to a copy with vmm blocks in it. `again`: ask the driver once
 // more (a device has gained access); `done`: carried out another way, with *result; `stands`: the 1
@@ -50,5 +61,6 @@ Verdict judge(const Rectangle& copy) noexcept;
 enum class Retry : unsigned char { stands, again, done };
 Retry retry(const Linear& copy, CUresult* result) noexcept;
 Retry retry(const Rectangle& copy, CUresult* result) noexcept;
+Retry retry(const Box& copy, CUresult* result) noexcept;
 
 }  // namespace kvshim::copies

@@ -287,7 +287,7 @@ Place find(CUdeviceptr address, BlockView* out) noexcept {
             .fabric = step == driver::HandleStep::fabric,
             .exportable = step < driver::HandleStep::none};
   }
-  return place;
+  return place == Place::foreign && retired::covers(address) ? Place::hole : place;
 }
 
 bool set_sync_memops(CUdeviceptr address, bool on) noexcept {

@@ -105,39 +105,60 @@ Owner* Owners::find(CUcontext context) const noexcept {
   return nullptr;
 }
 
+// A record for a context that has none, or the one that another thread has made meanwhile. NULL
+// when the host is out of memory.
+Owner* Owners::make(CUcontext context, driver::Device& device, Owner* home) noexcept {
+  void* memory =
+      mmap(nullptr, sizeof(Owner), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) return nullptr;
+  auto* made = new (memory) Owner;
+  made->context_.store(context, std::memory_order_relaxed);
+  driver::cuCtxGetId(context, &made->id_);
+  made->device_ = &device;
+  made->home_ = home;
+
+  const Guard guard(lock_);
+  for (Owner* owner = first(); owner != nullptr; owner = owner->next_) {
+    if (owner->context() == context && owner->id_ == made->id_ && owner->home_ == home) {
+      munmap(memory, sizeof(Owner));
+      return owner;
+    }
+  }
+  made->next_ = first();
+  first_.store(made, std::memory_order_release);
+  return made;
+}
+
 CUresult Owners::current(Owner** out) noexcept {
   CUcontext context = nullptr;
   CUresult code = driver::cuCtxGetCurrent(&context);
   if (code != CUDA_SUCCESS) return code;
   if (context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   *out = find(context);
-  if (*out != nullptr) return CUDA_SUCCESS;
+  if (*out != nullptr && (*out = (*out)->home()) != nullptr) return CUDA_SUCCESS;
 
   CUdevice ordinal = 0;
   code = driver::cuCtxGetDevice(&ordinal);
   if (code != CUDA_SUCCESS) return code;
   driver::Device* device = driver::device(ordinal);
   if (device == nullptr) return CUDA_ERROR_NOT_SUPPORTED;
-  void* memory =
-      mmap(nullptr, sizeof(Owner), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
-  auto* made = new (memory) Owner;
-  made->context_.store(context, std::memory_order_relaxed);
-  driver::cuCtxGetId(context, &made->id_);
-  made->device_ = device;
-
-  const Guard guard(lock_);
-  for (Owner* owner = first(); owner != nullptr; owner = owner->next_) {
-    if (owner->context() == context && owner->id_ == made->id_) {  // another thread was first
-      munmap(memory, sizeof(Owner));
-      *out = owner;
-      return CUDA_SUCCESS;
-    }
+  CUcontext owner = context;
+  CUdeviceptr spare = 0;
+  if (context != driver::primary_context(ordinal)) {
+    // A green context looks like any other one. Its memory is not its own and outlives it: so ask
+    // the driver whose a block is, by one that serves as a spare afterwards.
+    code = driver::cuMemAlloc_v2(&spare, kSpareBytes);
+    if (code != CUDA_SUCCESS) return code;
+    driver::cuPointerGetAttribute(&owner, CU_POINTER_ATTRIBUTE_CONTEXT, spare);
+    if (owner == nullptr) owner = context;
   }
-  made->next_ = first();
-  first_.store(made, std::memory_order_release);
-  *out = made;
-  return CUDA_SUCCESS;
+  *out = find(owner);
+  if (*out == nullptr) *out = make(owner, *device, nullptr);
+  if (*out != nullptr && owner != context && make(context, *device, *out) == nullptr) {
+    *out = nullptr;
+  }
+  if (*out != nullptr && spare != 0) (*out)->give_spare(spare);
+  return *out != nullptr ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 void Owners::forget() noexcept {

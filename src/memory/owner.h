@@ -35,6 +35,13 @@ class Owner {
   // context. *gone is set when the context no longer exists: then nothing uses its memory any more.
   CUresult wait_idle(bool* gone) noexcept;
 
+  // Who owns what is allocated while this context is current: itself, or for a green context the
+  // primary one. NULL when that one has ended.
+  Owner* home() noexcept {
+    if (home_ == nullptr) return this;
+    return home_->context() != nullptr ? home_ : nullptr;
+  }
+
   // The context was destroyed: nothing finds this owner any more.
   void end() noexcept { context_.store(nullptr, std::memory_order_relaxed); }
   // After that: its spares went with the context, its slabs go back to the driver.
@@ -53,6 +60,7 @@ class Owner {
   std::atomic<CUcontext> context_{nullptr};  // NULL again once it is destroyed
   unsigned long long id_ = 0;                // contexts are recycled by address; the id never is
   driver::Device* device_ = nullptr;
+  Owner* home_ = nullptr;  // NULL: itself
   Owner* next_ = nullptr;
   // Two spares: the second one keeps the driver's 2 MiB page of small blocks alive, so that a pair
   // of free and allocate costs 3 us and not 90.
@@ -62,8 +70,10 @@ class Owner {
 
 class Owners {
  public:
-  // The owner record of the calling thread's current context, made on first sight. Errors: the
-  // driver's (201 without a context, 3 before cuInit, 4 at shutdown), 2 when no record can be made.
+  // The owner record of the calling thread's current context, made on first sight. In a green
+  // context (a share of the device's units) that is the record of the context which the driver
+  // names as the owner of memory allocated there. Errors: the driver's (201 without a context, 3
+  // before cuInit, 4 at shutdown), 2 when no record can be made.
   CUresult current(Owner** out) noexcept;
 
   // The record of `context` as it is now; NULL where kvshim made none. No driver call but for its
@@ -77,6 +87,8 @@ class Owners {
   void forget() noexcept;  // in a forked child
 
  private:
+  Owner* make(CUcontext context, driver::Device& device, Owner* home) noexcept;
+
   std::atomic<Owner*> first_{nullptr};
   Lock lock_;
 };

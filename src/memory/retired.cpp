@@ -155,6 +155,15 @@ bool contains(CUdeviceptr base) noexcept {
   return false;
 }
 
+bool covers(CUdeviceptr address) noexcept {
+  if (count.load(std::memory_order_relaxed) == 0) return false;
+  const Guard guard(lock);
+  for (const Entry* entry = head; entry != nullptr; entry = entry->next) {
+    if (address - entry->block.base < entry->block.bytes) return true;
+  }
+  return false;
+}
+
 Entry* detach(const Owner* owner, CUcontext context) noexcept {
   if (count.load(std::memory_order_relaxed) == 0) return nullptr;
   Entry* chain = nullptr;

@@ -28,6 +28,8 @@ void wait_for_others() noexcept;
 
 // True for the start of a block that waits here: to the program it is freed already.
 bool contains(CUdeviceptr base) noexcept;
+// True for every address of such a block.
+bool covers(CUdeviceptr address) noexcept;
 
 // Before a context is destroyed: takes out every entry whose block or event it owns, when no other
 // thread works on them any more. settle() then ends them, or puts them back where the driver

@@ -218,6 +218,44 @@ SCENE(own_calls) {
   }
   OK(cuMemUnmap(pool, used));
   OK(cuMemAddressFree(pool, 32 * kGiB));
+  // As a communication library: exportable memory, asked about, exported, mapped twice.
+  CUmemAllocationProp shared = prop;
+  shared.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  shared.allocFlags.gpuDirectRDMACapable = 1;
+  CUmemGenericAllocationHandle first = 0, retained = 0, second = 0;
+  std::size_t granularity = 0;
+  CUdeviceptr at = 0, again = 0, base = 0;
+  int fd = -1, dma_buf = -1;
+  unsigned long long flags = 0;
+  unsigned on = 1;
+  OK(cuMemGetAllocationGranularity(&granularity, &shared, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED));
+  OK(cuMemCreate(&first, 4 * kMiB, &shared, 0));
+  OK(cuMemAddressReserve(&at, 4 * kMiB, granularity, 0, 0));
+  OK(cuMemMap(at, 4 * kMiB, 0, first, 0));
+  OK(cuMemSetAccess(at, 4 * kMiB, &access, 1));
+  OK(cuMemGetAccess(&flags, &access.location, at));
+  OK(cuMemGetAddressRange(&base, nullptr, at + 100));
+  OK(cuMemRetainAllocationHandle(&retained, reinterpret_cast<void*>(at + 100)));
+  OK(cuMemGetAllocationPropertiesFromHandle(&shared, retained));
+  OK(cuMemExportToShareableHandle(&fd, retained, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+  OK(cuMemImportFromShareableHandle(&second, reinterpret_cast<void*>(static_cast<long>(fd)),
+                                    CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+  OK(cuMemGetHandleForAddressRange(&dma_buf, at, 4096, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0));
+  CODE(cuPointerSetAttribute(&on, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, at), CUDA_ERROR_NOT_SUPPORTED);
+  OK(cuMemAddressReserve(&again, 4 * kMiB, 0, 0, 0));
+  OK(cuMemMap(again, 4 * kMiB, 0, second, 0));
+  OK(cuMemSetAccess(again, 4 * kMiB, &access, 1));
+  OK(cuMemcpy(again, at + kMiB, kMiB));
+  CODE(cuMemcpy(again, at, 5 * kMiB), CUDA_ERROR_INVALID_VALUE);
+  for (const CUmemGenericAllocationHandle handle : {first, retained, second}) {
+    OK(cuMemRelease(handle));
+  }
+  for (const CUdeviceptr ptr : {at, again}) {
+    OK(cuMemUnmap(ptr, 4 * kMiB));
+    OK(cuMemAddressFree(ptr, 4 * kMiB));
+  }
+  close(fd);
+  close(dma_buf);
   // Managed memory of its own, over and under the threshold, with advice that kvshim never gives.
   for (const std::size_t bytes : {64 * kMiB, std::size_t{1000}}) {
     CUdeviceptr block = 0;
@@ -225,6 +263,10 @@ SCENE(own_calls) {
     OK(cuMemAdvise(block, bytes, CU_MEM_ADVISE_SET_READ_MOSTLY, {CU_MEM_LOCATION_TYPE_DEVICE, 0}));
     OK(cuMemPrefetchAsync(block, bytes, {CU_MEM_LOCATION_TYPE_DEVICE, 0}, 0, nullptr));
     OK(cuMemsetD32(block, 7, bytes / 4));
+    OK(cuMemcpy(block, block + bytes / 2, bytes / 2));
+    int last = 0;
+    OK(cuMemRangeGetAttribute(&last, 4, CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION, block,
+                              bytes));
   }
   CUdeviceptr block = 0;
   OK(cuMemAllocAsync(&block, 64 * kMiB, nullptr));

@@ -46,6 +46,10 @@ const char* resolve_driver(bool by_dlsym) {
   if (cu.member == nullptr && missing == nullptr) missing = "the driver lacks " #member;
 #include "driver.def"
 #undef CONTRACT_FUNCTION
+#define CONTRACT_FUNCTION(member, type, name, version, flags) \
+  cu.member = reinterpret_cast<type>(find(by_dlsym, #member, name, version, flags));
+#include "driver_newer.def"
+#undef CONTRACT_FUNCTION
   return missing;
 }
 

@@ -16,10 +16,19 @@ using CtxCall = CUresult (*)(CUcontext);
 using CtxOut = CUresult (*)(CUcontext*);
 using CtxGetDevice = CUresult (*)(CUdevice*);
 using CtxSynchronize = CUresult (*)();
+// CUDA 12.8 to 12.9, and what CUDA 13 made of it.
+using MemcpyBatchV1 = CUresult (*)(CUdeviceptr*, CUdeviceptr*, size_t*, size_t, CUmemcpyAttributes*,
+                                   size_t*, size_t, size_t*, CUstream);
+using MemcpyBatchV2 = CUresult (*)(CUdeviceptr*, CUdeviceptr*, size_t*, size_t, CUmemcpyAttributes*,
+                                   size_t*, size_t, CUstream);
+using Memcpy3DBatchV1 = CUresult (*)(size_t, CUDA_MEMCPY3D_BATCH_OP*, size_t*, unsigned long long,
+                                     CUstream);
+using Memcpy3DBatchV2 = CUresult (*)(size_t, CUDA_MEMCPY3D_BATCH_OP*, unsigned long long, CUstream);
 
 struct Driver {
 #define CONTRACT_FUNCTION(member, type, name, version, flags) type member = nullptr;
 #include "driver.def"
+#include "driver_newer.def"
 #undef CONTRACT_FUNCTION
 };
 

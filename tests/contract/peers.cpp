@@ -1,6 +1,8 @@
 // Two devices: memory of cuMemAlloc reaches the other one as soon as peer access is enabled, and
 // is copied between them without any call. The expectation is the native driver's.
+#include <cstdlib>
 #include <cstring>
+#include <string>
 #include <vector>
 
 #include "gpu.h"
@@ -234,4 +236,135 @@ CHECK_CASE("peers", "free and total are each device's own", needs2) {
     EXPECT(memory_info().free + 100 * kMiB > first.free);
     CALL(cu.cuCtxSetCurrent(primary_of(second_device())));
   }
+}
+
+CHECK_CASE_SIZES("peers", "a box between the devices, without peer access", isolated | needs2) {
+  const Block here(size.bytes);
+  const auto data = pattern(3072, 8);
+  write_bytes(here, data);
+  const OnSecond second;
+  const Stream stream;
+  const Block there(size.bytes);
+  CUDA_MEMCPY3D copy{};
+  copy.srcMemoryType = copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+  copy.srcDevice = here;
+  copy.dstDevice = there;
+  copy.srcPitch = copy.dstPitch = copy.WidthInBytes = 256;
+  copy.srcHeight = copy.dstHeight = copy.Height = 4;
+  copy.Depth = 3;
+  GIVES(0, cu.cuMemcpy3DAsync(&copy, stream));
+  stream.finish();
+  EXPECT(read_bytes(there, 3072) == data);
+  // And to the host, which no other device's context can do for it.
+  std::vector<std::uint8_t> back(3072);
+  copy.dstMemoryType = CU_MEMORYTYPE_HOST;
+  copy.dstHost = back.data();
+  GIVES(0, cu.cuMemcpy3D(&copy));
+  EXPECT(back == data);
+}
+
+CHECK_CASE_SIZES("peers", "batches between the devices and the host, without peer access",
+                 isolated | needs2) {
+  if (cu.cuMemcpyBatchAsync_v2 == nullptr || cu.cuMemcpy3DBatchAsync_v2 == nullptr) {
+    SKIP("the driver has no batched copies of CUDA 13");
+  }
+  const Block here(size.bytes);
+  const auto data = pattern(4096, 3);
+  write_bytes(here, data);
+  const OnSecond second;
+  const Stream stream;
+  const Block there(size.bytes), near(size.bytes);
+  std::vector<std::uint8_t> host(1024);
+  // From the other device, to it, beside it, and from it to the host.
+  CUdeviceptr to[] = {there, here + 4096, near, reinterpret_cast<CUdeviceptr>(host.data())};
+  CUdeviceptr from[] = {here, there + 2048, there + 2048, here + 1024};
+  std::size_t bytes[] = {1024, 1024, 1024, 1024};
+  CUmemcpyAttributes order{};
+  order.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM;
+  std::size_t first = 0;
+  CALL(cu.cuMemsetD8(there + 2048, 0x5a, 1024));
+  CALL(cu.cuCtxSynchronize());
+  GIVES(0, cu.cuMemcpyBatchAsync_v2(to, from, bytes, 4, &order, &first, 1, stream));
+  stream.finish();
+  const auto part = [&](std::size_t at) {
+    return std::vector<std::uint8_t>(data.begin() + static_cast<long>(at),
+                                     data.begin() + static_cast<long>(at) + 1024);
+  };
+  EXPECT(read_bytes(there, 1024) == part(0));
+  EXPECT(holds_byte(near, 1024, 0x5a));
+  EXPECT(host == part(1024));
+  CUDA_MEMCPY3D_BATCH_OP op{};
+  op.src.type = op.dst.type = CU_MEMCPY_OPERAND_TYPE_POINTER;
+  op.src.op.ptr.ptr = here + 2048;
+  op.dst.op.ptr.ptr = there;
+  op.extent = {64, 4, 4};
+  op.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL;
+  GIVES(0, cu.cuMemcpy3DBatchAsync_v2(1, &op, 0, stream));
+  stream.finish();
+  EXPECT(read_bytes(there, 1024) == part(2048));
+  use_primary();
+  EXPECT(holds_byte(here + 4096, 1024, 0x5a));
+}
+
+namespace {
+
+void expect_captured_copy(std::size_t bytes) {
+  const Block here(bytes);
+  const OnSecond second;
+  const Stream stream;
+  const Block there(bytes);
+  CALL(cu.cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+  GIVES(0, cu.cuMemcpyAsync(there, here, bytes, stream));
+  CUgraph graph = nullptr;
+  CUgraphExec executable = nullptr;
+  GIVES(0, cu.cuStreamEndCapture(stream, &graph));
+  REQUIRE(graph != nullptr);
+  CALL(cu.cuGraphInstantiateWithFlags(&executable, graph, 0));
+  for (unsigned seed = 1; seed < 3; ++seed) {
+    write_bytes(here, pattern(bytes, seed));
+    CALL(cu.cuGraphLaunch(executable, stream));
+    stream.finish();
+    EXPECT(read_bytes(there, bytes) == pattern(bytes, seed));
+  }
+  CALL(cu.cuGraphExecDestroy(executable));
+  CALL(cu.cuGraphDestroy(graph));
+}
+
+}  // namespace
+
+CHECK_CASE_SIZES("peers", "a captured copy between the devices, with peer access",
+                 isolated | needs2) {
+  expect_peers();
+  let_second_see_first();
+  expect_captured_copy(size.bytes);
+}
+
+CHECK_CASE_SIZES("peers", "a captured copy between the devices, without peer access",
+                 isolated | needs2) {
+  // Two cases in which only the bare driver can: docs/compatibility.md.
+  expect_peers();
+  const char* peers = std::getenv("KVSHIM_PEERS");
+  if (preloaded() && peers != nullptr && std::string(peers) != "auto") {
+    SKIP("KVSHIM_PEERS gives access only to those who ask for it");
+  }
+  expect_captured_copy(size.bytes);
+}
+
+CHECK_CASE_SIZES("peers", "a batch on a device that has not been used before", isolated | needs2) {
+  if (cu.cuMemcpyBatchAsync_v2 == nullptr) SKIP("the driver has no batched copies of CUDA 13");
+  const Block here(size.bytes);
+  const auto data = pattern(1024, 3);
+  write_bytes(here, data);
+  const OnSecond second;
+  const Stream stream;
+  void* pinned = nullptr;
+  CALL(cu.cuMemHostAlloc(&pinned, 1024, CU_MEMHOSTALLOC_PORTABLE));
+  CUdeviceptr to = reinterpret_cast<CUdeviceptr>(pinned), from = here;
+  std::size_t bytes = 1024, first = 0;
+  CUmemcpyAttributes order{};
+  order.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_ANY;
+  GIVES(0, cu.cuMemcpyBatchAsync_v2(&to, &from, &bytes, 1, &order, &first, 1, stream));
+  stream.finish();
+  EXPECT(std::memcmp(pinned, data.data(), 1024) == 0);
+  CALL(cu.cuMemFreeHost(pinned));
 }

@@ -48,7 +48,9 @@ int version_of(const char* name) {
   for (const Older older :
        {Older{"cuGetProcAddress", 11030}, Older{"cuCtxDestroy", 2000},
         Older{"cuIpcOpenMemHandle", 4010}, Older{"cuDevicePrimaryCtxRelease", 7000},
-        Older{"cuDevicePrimaryCtxReset", 7000}}) {
+        Older{"cuDevicePrimaryCtxReset", 7000}, Older{"cuMemcpyBatchAsync", 12080},
+        Older{"cuMemcpyBatchAsync_ptsz", 12080}, Older{"cuMemcpy3DBatchAsync", 12080},
+        Older{"cuMemcpy3DBatchAsync_ptsz", 12080}}) {
     if (std::strcmp(name, older.name) == 0) return older.version;
   }
   return 13000;

@@ -25,7 +25,8 @@ TEST_CASE("a failing step of a vmm block that is no refusal is undone and its co
   for (const std::size_t bytes : {std::size_t{256}, 3 * kMiB2}) {
     for (const char* function :
          {"cuMemCreate", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess"}) {
-      for (const int code : {600 /* not ready */, 709 /* context destroyed */, 719}) {
+      for (const int code : {600 /* not ready */, 709 /* context destroyed */, 719,
+                             805 /* no MPS server */, 810 /* MPS ended the client */}) {
         const Engine engine;
         CUdeviceptr warm = 0;
         REQUIRE(allocate(&warm, 5 * kMiB2) ==
@@ -212,4 +213,44 @@ TEST_CASE("a context that failed refuses allocations and frees with its own code
   CHECK(allocate(&other, 512) == 700);
   CHECK(other == kUntouched);
   CHECK(release(out) == 700);
+}
+
+TEST_CASE("an MPS client whose server is gone: the driver's code from every call, nothing lost") {
+  for (const int code : {805, 806, 807, 810, 811}) {
+    const Engine engine;
+    CUdeviceptr small = 0, medium = 0, out = kUntouched;
+    REQUIRE(allocate(&small, 4096) == CUDA_SUCCESS);
+    REQUIRE(allocate(&medium, 3 * kMiB2) == CUDA_SUCCESS);
+    fail("cuMemFree_v2", code, "*");
+    INFO("the driver answers " << code);
+    for (const std::size_t bytes : {std::size_t{256}, 3 * kMiB2, kLarge}) {
+      CHECK(allocate(&out, bytes) == code);
+      CHECK(out == kUntouched);
+    }
+    CHECK(release(small) == code);
+    CHECK(release(medium) == code);
+    CHECK(registry::size() == 2);
+    kvsim_fail_none();
+    CHECK(release(small) == CUDA_SUCCESS);
+    CHECK(release(medium) == CUDA_SUCCESS);
+  }
+}
+
+TEST_CASE("a MIG instance: a slice of the memory, no managed memory, no fabric, no peers") {
+  const Engine engine;
+  kvsim_set_attribute(0, CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY, 0);
+  kvsim_set_attribute(0, CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, 0);
+  kvsim_set_attribute(0, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED, 0);
+  kvsim_set_p2p(0, 1, 0);
+  kvsim_set_p2p(1, 0, 0);
+  kvsim_set_memory(0, kvsim_device_bytes(0) + 3 * kLarge);
+  CUdeviceptr blocks[3] = {}, out = kUntouched;
+  REQUIRE(allocate(&blocks[0], kLarge) == CUDA_SUCCESS);
+  REQUIRE(allocate(&blocks[1], 3 * kMiB2) == CUDA_SUCCESS);
+  REQUIRE(allocate(&blocks[2], 256) == CUDA_SUCCESS);
+  CHECK(engine.alive().managed_blocks == 0);
+  CHECK(allocate(&out, 3 * kLarge) == CUDA_ERROR_OUT_OF_MEMORY);
+  CHECK(out == kUntouched);
+  for (const CUdeviceptr block : blocks) CHECK(release(block) == CUDA_SUCCESS);
+  kvsim_set_memory(0, std::size_t{8} << 30);
 }

@@ -16,6 +16,7 @@ struct Node {
   CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
   std::function<CUresult(Context&)> run;
   std::vector<Range> ranges;
+  const void* original = nullptr;  // an executable's changed node: the graph's node it stands for
 };
 
 struct Graph {

@@ -22,6 +22,10 @@ Context* primary_context(int device) {
   return &s.devices[static_cast<std::size_t>(device)].primary;
 }
 
+Context& memory_owner(Context& context) {
+  return context.green ? *primary_context(context.device) : context;
+}
+
 Context* current_context(CUresult* why) {
   Thread& thread = this_thread();
   *why = CUDA_ERROR_INVALID_CONTEXT;

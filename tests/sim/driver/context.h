@@ -15,6 +15,7 @@ struct Context {
   unsigned flags = 0;
   unsigned version = 3020;
   bool primary = false;
+  bool green = false;  // a share of the device's units; its memory is the primary context's
   bool active = true;  // false: destroyed, or a primary context that nobody retains
   unsigned retains = 0;
   CUresult dead = CUDA_SUCCESS;  // a sticky error
@@ -37,6 +38,8 @@ Thread& this_thread();
 Context* current_context(CUresult* why);
 Context* find_context(CUcontext handle);
 Context* primary_context(int device);
+// The context that memory allocated in this one belongs to.
+Context& memory_owner(Context& context);
 // A fault of the device: every context on it answers this code from now on, later ones too.
 void kill_device(int device, CUresult error);
 // Ends everything a context owns: waits, frees its memory, its streams. The object stays.

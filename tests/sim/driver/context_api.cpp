@@ -74,7 +74,7 @@ CUresult destroy(Api api, CUcontext handle) {
   return call.run(kInit, [&](Lock& lock) {
     if (handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
     Context* context = find_context(handle);
-    if (context == nullptr || context->primary) return CUDA_ERROR_INVALID_CONTEXT;
+    if (context == nullptr || context->primary || context->green) return CUDA_ERROR_INVALID_CONTEXT;
     if (!context->active) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
     close_context(lock, *context);
     auto& stack = this_thread().stack;

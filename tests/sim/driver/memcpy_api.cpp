@@ -1,4 +1,5 @@
-// cuMemcpy*: linear and 2-D copies between linear memory. Arrays do not exist here.
+// cuMemcpy*: copies between linear memory in one, two and three dimensions. Arrays do not exist
+// here.
 #include "driver/transfer.h"
 
 namespace {
@@ -45,7 +46,8 @@ CUresult peer_async(Api api, CUdeviceptr to, CUcontext, CUdeviceptr from, CUcont
   return copy(api, linear(to, from, n, Side::device, Side::device, true), s, true);
 }
 
-bool side(CUmemorytype type, const void* host, CUdeviceptr device, size_t pitch, size_t x, size_t y,
+// Where a side begins: `at` is how many bytes into the memory that it names.
+bool side(CUmemorytype type, const void* host, CUdeviceptr device, size_t pitch, size_t at,
           Rect* rect, Side* out) {
   switch (type) {
     case CU_MEMORYTYPE_HOST:
@@ -63,7 +65,7 @@ bool side(CUmemorytype type, const void* host, CUdeviceptr device, size_t pitch,
     default:
       return false;
   }
-  rect->base += y * pitch + x;
+  rect->base += at;
   rect->pitch = pitch;
   return true;
 }
@@ -72,10 +74,30 @@ bool describe(const CUDA_MEMCPY2D* c, Copy* what) {
   if (c == nullptr) return false;
   what->to.width = what->from.width = c->WidthInBytes;
   what->to.height = what->from.height = c->Height;
-  return side(c->srcMemoryType, c->srcHost, c->srcDevice, c->srcPitch, c->srcXInBytes, c->srcY,
-              &what->from, &what->from_side) &&
-         side(c->dstMemoryType, c->dstHost, c->dstDevice, c->dstPitch, c->dstXInBytes, c->dstY,
-              &what->to, &what->to_side);
+  return side(c->srcMemoryType, c->srcHost, c->srcDevice, c->srcPitch,
+              c->srcY * c->srcPitch + c->srcXInBytes, &what->from, &what->from_side) &&
+         side(c->dstMemoryType, c->dstHost, c->dstDevice, c->dstPitch,
+              c->dstY * c->dstPitch + c->dstXInBytes, &what->to, &what->to_side);
+}
+
+// CUDA_MEMCPY3D and CUDA_MEMCPY3D_PEER have these fields in common.
+template <typename Box>
+bool describe_box(const Box* c, Copy* what) {
+  if (c == nullptr) return false;
+  what->to.width = what->from.width = c->WidthInBytes;
+  what->to.height = what->from.height = c->Height;
+  what->to.depth = what->from.depth = c->Depth;
+  what->from.layer = c->srcPitch * c->srcHeight;
+  what->to.layer = c->dstPitch * c->dstHeight;
+  const bool rows = c->Height > 1 || c->Depth > 1;
+  if (rows && (c->srcPitch < c->WidthInBytes || c->dstPitch < c->WidthInBytes)) return false;
+  if (c->Depth > 1 && (c->srcHeight < c->Height || c->dstHeight < c->Height)) return false;
+  return side(c->srcMemoryType, c->srcHost, c->srcDevice, c->srcPitch,
+              c->srcZ * what->from.layer + c->srcY * c->srcPitch + c->srcXInBytes, &what->from,
+              &what->from_side) &&
+         side(c->dstMemoryType, c->dstHost, c->dstDevice, c->dstPitch,
+              c->dstZ * what->to.layer + c->dstY * c->dstPitch + c->dstXInBytes, &what->to,
+              &what->to_side);
 }
 
 CUresult rect(Api api, const CUDA_MEMCPY2D* c) {
@@ -87,26 +109,29 @@ CUresult rect_async(Api api, const CUDA_MEMCPY2D* c, CUstream s) {
   return describe(c, &what) ? copy(api, what, s, true) : CUDA_ERROR_INVALID_VALUE;
 }
 
-// Of one plane only.
+CUresult box(Api api, const CUDA_MEMCPY3D* c) {
+  Copy what;
+  return describe_box(c, &what) ? copy(api, what, nullptr, false) : CUDA_ERROR_INVALID_VALUE;
+}
+CUresult box_async(Api api, const CUDA_MEMCPY3D* c, CUstream s) {
+  Copy what;
+  return describe_box(c, &what) ? copy(api, what, s, true) : CUDA_ERROR_INVALID_VALUE;
+}
+
 CUresult rect_peer_async(Api api, const CUDA_MEMCPY3D_PEER* c, CUstream s) {
   Copy what;
-  if (c == nullptr || c->Depth != 1 || c->srcZ != 0 || c->dstZ != 0)
-    return CUDA_ERROR_INVALID_VALUE;
-  what.to.width = what.from.width = c->WidthInBytes;
-  what.to.height = what.from.height = c->Height;
   what.peer = true;
-  if (!side(c->srcMemoryType, c->srcHost, c->srcDevice, c->srcPitch, c->srcXInBytes, c->srcY,
-            &what.from, &what.from_side) ||
-      !side(c->dstMemoryType, c->dstHost, c->dstDevice, c->dstPitch, c->dstXInBytes, c->dstY,
-            &what.to, &what.to_side))
-    return CUDA_ERROR_INVALID_VALUE;
-  return copy(api, what, s, true);
+  return describe_box(c, &what) ? copy(api, what, s, true) : CUDA_ERROR_INVALID_VALUE;
 }
 CUresult rect_peer(Api api, const CUDA_MEMCPY3D_PEER* c) {
   return rect_peer_async(api, c, nullptr);
 }
 
 }  // namespace
+
+bool sim::describe(const CUDA_MEMCPY3D* c, Copy* what) {
+  return describe_box(c, what);
+}
 
 KVSIM_TWIN(cuMemcpy, cuMemcpy_ptds, any, (CUdeviceptr d, CUdeviceptr s, size_t n), (d, s, n))
 KVSIM_TWIN(cuMemcpyAsync, cuMemcpyAsync_ptsz, any_async,
@@ -132,6 +157,9 @@ KVSIM_TWIN(cuMemcpy2D_v2, cuMemcpy2D_v2_ptds, rect, (const CUDA_MEMCPY2D* c), (c
 KVSIM_TWIN(cuMemcpy2DUnaligned_v2, cuMemcpy2DUnaligned_v2_ptds, rect, (const CUDA_MEMCPY2D* c), (c))
 KVSIM_TWIN(cuMemcpy2DAsync_v2, cuMemcpy2DAsync_v2_ptsz, rect_async,
            (const CUDA_MEMCPY2D* c, CUstream h), (c, h))
+KVSIM_TWIN(cuMemcpy3D_v2, cuMemcpy3D_v2_ptds, box, (const CUDA_MEMCPY3D* c), (c))
+KVSIM_TWIN(cuMemcpy3DAsync_v2, cuMemcpy3DAsync_v2_ptsz, box_async,
+           (const CUDA_MEMCPY3D* c, CUstream h), (c, h))
 KVSIM_TWIN(cuMemcpy3DPeer, cuMemcpy3DPeer_ptds, rect_peer, (const CUDA_MEMCPY3D_PEER* c), (c))
 KVSIM_TWIN(cuMemcpy3DPeerAsync, cuMemcpy3DPeerAsync_ptsz, rect_peer_async,
            (const CUDA_MEMCPY3D_PEER* c, CUstream h), (c, h))

@@ -26,7 +26,7 @@ bool may_access(const Block& block, const Accessor& who) {
     case BlockKind::ipc:
       // Copies stage through the host where they must; only kernels need the peer mapping.
       return who.engine != Accessor::Engine::kernel || block.device == who.context->device ||
-             who.context->peers.count(block.device) != 0 ||
+             memory_owner(*who.context).peers.count(block.device) != 0 ||
              block.opened_on.count(who.context->device) != 0;
   }
   return false;
@@ -172,7 +172,7 @@ std::shared_ptr<Block> add_block(BlockKind kind, Address base, std::size_t bytes
   block->kind = kind;
   block->base = base;
   block->bytes = bytes;
-  block->owner = owner;
+  block->owner = owner == nullptr ? nullptr : &memory_owner(*owner);
   block->device = device;
   block->id = state().next_id++;
   state().blocks[base] = block;

@@ -52,7 +52,8 @@ void put_back(Chunk& chunk, std::size_t offset, std::size_t size) {
 
 }  // namespace
 
-std::shared_ptr<Block> allocate_native(Context& context, std::size_t bytes, BlockKind kind) {
+std::shared_ptr<Block> allocate_native(Context& current, std::size_t bytes, BlockKind kind) {
+  Context& context = memory_owner(current);
   if (bytes > (std::size_t{1} << 46)) return nullptr;
   std::size_t taken = round_up(bytes, kSmall);
   std::size_t offset = 0;

@@ -48,6 +48,17 @@ void fill_run(char* bytes, std::size_t size, std::uint32_t value, unsigned unit,
   }
 }
 
+Engine engine_of(const Copy& what) {
+  return what.peer ? Engine::peer_copy : Engine::copy;
+}
+
+bool side_fits(const Rect& rect, Side side) {
+  // Unified addressing: a "host" side may be device memory, but not the other way round.
+  return side == Side::any || rect.span() == 0 || is_device_address(rect.base);
+}
+
+}  // namespace
+
 CUresult do_fill(const Rect& rect, std::uint32_t value, unsigned unit, Context& context) {
   HeldPieces held;
   std::vector<Piece>& pieces = held.list;
@@ -77,10 +88,6 @@ CUresult do_fill(const Rect& rect, std::uint32_t value, unsigned unit, Context& 
   return CUDA_SUCCESS;
 }
 
-Engine engine_of(const Copy& what) {
-  return what.peer ? Engine::peer_copy : Engine::copy;
-}
-
 CUresult do_copy(const Copy& what, Context& context) {
   HeldPieces held_to;
   HeldPieces held_from;
@@ -95,12 +102,16 @@ CUresult do_copy(const Copy& what, Context& context) {
   }
   const Cursor target(to);
   const Cursor source(from);
-  for (std::size_t row = 0; row < what.to.height; ++row) {
+  for (std::size_t line = 0; line < what.to.depth * what.to.height; ++line) {
+    const std::size_t layer = line / what.to.height;
+    const std::size_t row = line % what.to.height;
+    const std::size_t to_row = layer * what.to.layer + row * what.to.pitch;
+    const std::size_t from_row = layer * what.from.layer + row * what.from.pitch;
     for (std::size_t done = 0; done < what.to.width;) {
       std::size_t run = 0;
       std::size_t source_run = 0;
-      char* t = target.at(row * what.to.pitch + done, what.to.width - done, &run);
-      const char* s = source.at(row * what.from.pitch + done, run, &source_run);
+      char* t = target.at(to_row + done, what.to.width - done, &run);
+      const char* s = source.at(from_row + done, run, &source_run);
       if (source_run == 0) return CUDA_ERROR_ILLEGAL_ADDRESS;
       std::memmove(t, s, source_run);
       done += source_run;
@@ -109,16 +120,16 @@ CUresult do_copy(const Copy& what, Context& context) {
   return CUDA_SUCCESS;
 }
 
-bool side_fits(const Rect& rect, Side side) {
-  // Unified addressing: a "host" side may be device memory, but not the other way round.
-  return side == Side::any || rect.span() == 0 || is_device_address(rect.base);
-}
-
 bool is_plain_host(Address address) {
   return !is_device_address(address);
 }
 
-}  // namespace
+bool copy_fits(const Copy& what, Context& context) {
+  std::vector<Piece> pieces;
+  const Accessor who{engine_of(what), &context};
+  return side_fits(what.to, what.to_side) && side_fits(what.from, what.from_side) &&
+         resolve_rect(what.to, who, &pieces) && resolve_rect(what.from, who, &pieces);
+}
 
 CUresult fill(Api api, const Rect& rect, std::uint32_t value, unsigned unit, CUstream stream_handle,
               bool asynchronous) {
@@ -161,11 +172,7 @@ CUresult copy(Api api, const Copy& what, CUstream stream_handle, bool asynchrono
     const CUresult refused = refuse_legacy_use(*stream);
     if (refused != CUDA_SUCCESS) return refused;
     if (what.to.span() == 0) return CUDA_SUCCESS;
-    std::vector<Piece> pieces;
-    const Accessor who{engine_of(what), stream->context};
-    if (!side_fits(what.to, what.to_side) || !side_fits(what.from, what.from_side) ||
-        !resolve_rect(what.to, who, &pieces) || !resolve_rect(what.from, who, &pieces))
-      return CUDA_ERROR_INVALID_VALUE;
+    if (!copy_fits(what, *stream->context)) return CUDA_ERROR_INVALID_VALUE;
     // Pageable host memory is read before an asynchronous copy returns, so the copy may not linger.
     const bool pageable = is_plain_host(what.to.base) || is_plain_host(what.from.base);
     const CUresult result = submit(

@@ -105,6 +105,11 @@ void wait_stream(Lock& lock, Stream& stream) {
 void wait_context(Lock& lock, Context& context) {
   std::vector<std::shared_ptr<Work>> last;
   for (const auto& stream : context.streams) last.push_back(stream->last);
+  // The primary context has the work of its green ones too (cuCtxSynchronize's documentation).
+  for (const auto& other : state().contexts) {
+    if (!context.primary || !other->green || other->device != context.device) continue;
+    for (const auto& stream : other->streams) last.push_back(stream->last);
+  }
   for (const auto& work : last) wait_work(lock, work);
 }
 
