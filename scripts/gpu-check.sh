@@ -319,7 +319,8 @@ step_zero() {
 
 # Several processes, and several GPUs where there are.
 step_multi() {
-  local gpus how round pair cumem
+  local gpus how round pair cumem rounds=2
+  [[ $quick == yes ]] && rounds=1
   local -a check=(python3 "$programs/multi_check.py") pairs=("same 0 0") label
   gpus=$(nvidia-smi -L | grep -c '^GPU')
   if ((gpus > 1)); then
@@ -338,7 +339,7 @@ step_multi() {
     done
   done
   if ((gpus > 1)); then
-    for round in 1 2; do
+    for ((round = 1; round <= rounds; ++round)); do
       for cumem in 0 1; do
         for how in bare preloaded; do
           run "multi.nccl_cumem$cumem.$how.$round" 60 $how NCCL_CUMEM_ENABLE=$cumem \

@@ -20,11 +20,13 @@ CUresult run(const Batch& batch, std::size_t* failed, Real real) {
   CUresult code = CUDA_ERROR_INVALID_VALUE;
   switch (copies::judge(batch, &which)) {
     case Verdict::forward:
-      return real();
+      code = real();
+      return code == CUDA_SUCCESS ? copies::read_in_call(batch) : code;
     case Verdict::refused:
       break;
     case Verdict::ours:
       code = real();
+      if (code == CUDA_SUCCESS) return copies::read_in_call(batch);
       if (code != CUDA_ERROR_INVALID_VALUE || !copies::one_by_one(batch, &which, &code)) {
         return code;
       }

@@ -87,6 +87,7 @@ constexpr Since kSince[] = {
     {"cuMemFreeAsync_ptsz", 11020},
     {"cuMemGetAddressRange_v2", 3020},
     {"cuMemGetInfo_v2", 3020},
+    {"cuMemHostGetDevicePointer_v2", 3020},
     {"cuMemcpy", 4000},
     {"cuMemcpy_ptds", 7000},
     {"cuMemcpy2D_v2", 3020},

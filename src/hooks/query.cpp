@@ -109,6 +109,17 @@ KVSHIM_HOOK_DEF CUresult cuPointerGetAttributes(unsigned count, CUpointer_attrib
   return code;
 }
 
+// Device memory is no host memory. The driver says so of cuMemAlloc memory, but of VMM memory it
+// gives the address itself (measured, driver 580).
+KVSHIM_HOOK_DEF CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr* out, void* host,
+                                                      unsigned flags) {
+  const Reentry guard;
+  engine::BlockView block;
+  const Place place = place_of(guard, reinterpret_cast<CUdeviceptr>(host), &block);
+  if (place == Place::foreign) return real::cuMemHostGetDevicePointer_v2(out, host, flags);
+  return real::cuMemHostGetDevicePointer_v2(out, reinterpret_cast<void*>(kNobodys), flags);
+}
+
 KVSHIM_HOOK_DEF CUresult cuPointerSetAttribute(const void* value, CUpointer_attribute attribute,
                                                CUdeviceptr ptr) {
   const Reentry guard;

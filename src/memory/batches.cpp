@@ -2,6 +2,7 @@
 #include "memory/batches.h"
 
 #include "driver/capture.h"
+#include "memory/registry.h"
 
 namespace kvshim::copies {
 
@@ -19,6 +20,12 @@ bool one_by_one(const LinearBatch&, std::size_t*, CUresult*) noexcept {
 }
 bool one_by_one(const BoxBatch&, std::size_t*, CUresult*) noexcept {
   return false;
+}
+CUresult read_in_call(const LinearBatch&) noexcept {
+  return CUDA_SUCCESS;
+}
+CUresult read_in_call(const BoxBatch&) noexcept {
+  return CUDA_SUCCESS;
 }
 
 #else
@@ -121,6 +128,32 @@ Verdict judge_all(const auto& batch, std::size_t* which) noexcept {
   return worst;
 }
 
+CUresult wait_for(CUstream stream) noexcept {
+  const driver::RelaxedCapture relaxed;
+  return driver::cuStreamSynchronize(stream);
+}
+
+bool is_managed(CUdeviceptr address) noexcept {
+  Block block;
+  return registry::find(address, &block) == Place::block && block.kind == Kind::managed;
+}
+bool has_managed(const LinearBatch& batch, std::size_t index) noexcept {
+  return is_managed(batch.to[index]) || is_managed(batch.from[index]);
+}
+bool has_managed(const BoxBatch& batch, std::size_t index) noexcept {
+  const BatchBox box(batch.boxes[index]);
+  return box.linear && (is_managed(box.what.dstDevice) || is_managed(box.what.srcDevice));
+}
+
+CUresult wait_where_managed(const auto& batch) noexcept {
+  bool wait = false;
+  if (!complete(batch) || !understood(batch, &wait) || !wait) return CUDA_SUCCESS;
+  for (std::size_t index = 0; index < batch.count; ++index) {
+    if (has_managed(batch, index)) return wait_for(batch.stream);
+  }
+  return CUDA_SUCCESS;
+}
+
 bool make_all(const auto& batch, std::size_t* which, CUresult* result) noexcept {
   bool crossing = false;
   bool wait = false;
@@ -134,10 +167,7 @@ bool make_all(const auto& batch, std::size_t* which, CUresult* result) noexcept 
     *which = index;
     *result = with(batch, index, [](const auto& copy) { return single(copy); });
   }
-  if (wait && *result == CUDA_SUCCESS) {
-    const driver::RelaxedCapture relaxed;
-    *result = driver::cuStreamSynchronize(batch.stream);
-  }
+  if (wait && *result == CUDA_SUCCESS) *result = wait_for(batch.stream);
   return true;
 }
 
@@ -147,13 +177,21 @@ Verdict judge(const LinearBatch& batch, std::size_t* which) noexcept {
   return judge_all(batch, which);
 }
 Verdict judge(const BoxBatch& batch, std::size_t* which) noexcept {
-  return judge_all(batch, which);
+  const Verdict verdict = judge_all(batch, which);
+  *which = kNoCopy;
+  return verdict;
 }
 bool one_by_one(const LinearBatch& batch, std::size_t* which, CUresult* result) noexcept {
   return make_all(batch, which, result);
 }
 bool one_by_one(const BoxBatch& batch, std::size_t* which, CUresult* result) noexcept {
   return make_all(batch, which, result);
+}
+CUresult read_in_call(const LinearBatch& batch) noexcept {
+  return wait_where_managed(batch);
+}
+CUresult read_in_call(const BoxBatch& batch) noexcept {
+  return wait_where_managed(batch);
 }
 
 #endif

@@ -29,6 +29,9 @@ struct BoxBatch {
   CUstream stream;  // explicit
 };
 
+// For a batch that has no copy to name. The driver names none of boxes that leave their memory.
+inline constexpr std::size_t kNoCopy = ~std::size_t{0};
+
 // As for one copy; *which is the copy that a verdict `refused` is about.
 Verdict judge(const LinearBatch& batch, std::size_t* which) noexcept;
 Verdict judge(const BoxBatch& batch, std::size_t* which) noexcept;
@@ -37,5 +40,11 @@ Verdict judge(const BoxBatch& batch, std::size_t* which) noexcept;
 // that failed.
 bool one_by_one(const LinearBatch& batch, std::size_t* which, CUresult* result) noexcept;
 bool one_by_one(const BoxBatch& batch, std::size_t* which, CUresult* result) noexcept;
+
+// After the driver has taken the batch: waits for it if sources were to be read before the return
+// and one of our managed blocks is in it, for which the driver does not wait (measured, driver 580:
+// the host's memory was read afterwards). Gives the driver's code.
+CUresult read_in_call(const LinearBatch& batch) noexcept;
+CUresult read_in_call(const BoxBatch& batch) noexcept;
 
 }  // namespace kvshim::copies

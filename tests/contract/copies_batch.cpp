@@ -191,6 +191,30 @@ CHECK_CASE("copies", "a batch from the host's stack is read before the call retu
   }
 }
 
+CHECK_CASE("copies",
+           "an asynchronous copy from ordinary host memory is read before the call returns",
+           plain) {
+  const Stream stream;
+  const Block small(6000), medium(3 * kMiB), large(option_large());
+  for (const Block* block : {&small, &medium, &large}) {
+    // Under and over the 64 KiB that travel in the command itself.
+    for (const std::size_t bytes : {std::size_t{5000}, std::size_t{300000}}) {
+      if (bytes > block->bytes()) continue;
+      for (const bool typed : {false, true}) {
+        auto data = pattern(bytes, 8);
+        if (typed) {
+          CALL(cu.cuMemcpyHtoDAsync(*block, data.data(), bytes, stream));
+        } else {
+          CALL(cu.cuMemcpyAsync(*block, reinterpret_cast<CUdeviceptr>(data.data()), bytes, stream));
+        }
+        std::fill(data.begin(), data.end(), std::uint8_t{0});
+        stream.finish();
+        EXPECT(read_bytes(*block, bytes) == pattern(bytes, 8));
+      }
+    }
+  }
+}
+
 CHECK_CASE_SIZES("copies", "a batch with one copy past the end is refused with 1",
                  plain | observes) {
   expect_batches();

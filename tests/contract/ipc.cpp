@@ -218,27 +218,6 @@ CHECK_CASE_SIZES("ipc", "a peer on the other device opens it, and its kernels re
   EXPECT_EQ(ask(peer, "close"), 0);
 }
 
-CHECK_CASE_SIZES("ipc", "what a peer opened is read by its other device once peers are enabled",
-                 kDiffers | isolated | needs2) {
-  if (!has_ipc(size.bytes)) return;
-  int can = 0;
-  CALL(cu.cuDeviceCanAccessPeer(&can, second_device(), first_device()));
-  if (can == 0) SKIP("the second device cannot access the first one");
-  const Block block(size.bytes);
-  const std::size_t words = size.bytes / 4;
-  CUipcMemHandle handle{};
-  CALL(cu.cuMemsetD32(block, 3, words));
-  CALL(cu.cuCtxSynchronize());
-  CALL(cu.cuIpcGetMemHandle(&handle, block));
-  Process peer("ipc_peer");
-  EXPECT_EQ(ask(peer, "open " + to_text(handle)), 0);
-  EXPECT_EQ(ask(peer, "device 1"), 0);
-  EXPECT_EQ(ask(peer, "enable"), 0);
-  EXPECT_EQ(ask(peer, "sum " + std::to_string(words)), static_cast<long long>(3 * words));
-  EXPECT_EQ(ask(peer, "device 0"), 0);
-  EXPECT_EQ(ask(peer, "close"), 0);
-}
-
 CHECK_CASE("ipc", "what the attributes say of memory that a peer opened", plain | observes) {
   const Block block(medium_size().bytes);
   CUipcMemHandle handle{};

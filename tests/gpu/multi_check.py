@@ -7,7 +7,6 @@
 
 Prints one line of JSON as torch_check.py does. Exit 77: no PyTorch or too few GPUs here.
 """
-import hashlib
 import json
 import os
 import sys
@@ -26,8 +25,14 @@ result = {"digests": {}, "checks": {}, "errors": {}, "rates": {}}
 
 
 def digest(tensor):
-    data = tensor.detach().contiguous().reshape(-1).view(torch.uint8).cpu().numpy().tobytes()
-    return hashlib.sha256(data).hexdigest()[:16]
+    """A weighted sum modulo 2**64 of its 32-bit words, by pieces on the GPU: a GiB takes no second."""
+    words = tensor.detach().contiguous().reshape(-1).view(torch.int32)
+    total = 0
+    for begin in range(0, words.numel(), 16 * MIB):
+        part = words[begin : begin + 16 * MIB].to(torch.int64)
+        weights = torch.arange(begin + 1, begin + 1 + part.numel(), device=part.device) % 1000003
+        total += int((part * weights).sum())
+    return f"{total % 2**64:016x}"
 
 
 def numbers(count, seed, device):

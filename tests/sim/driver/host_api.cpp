@@ -110,6 +110,11 @@ KVSIM_API CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr* out, void* p, unsig
   return call.run(kContext, [&](Lock&) {
     if (out == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
     const auto block = find_block(reinterpret_cast<Address>(p));
+    // Of mapped VMM memory the driver gives the address itself (measured, driver 580).
+    if (block == nullptr && find_mapping(reinterpret_cast<Address>(p)) != nullptr) {
+      *out = reinterpret_cast<Address>(p);
+      return CUDA_SUCCESS;
+    }
     if (block == nullptr ||
         (block->kind != BlockKind::host && block->kind != BlockKind::registered))
       return CUDA_ERROR_INVALID_VALUE;

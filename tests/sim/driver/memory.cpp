@@ -23,10 +23,13 @@ bool may_access(const Block& block, const Accessor& who) {
       if (who.engine == Accessor::Engine::peer_copy) return true;
       return block.device == who.context->device || block.pool->access.count(who.context->device);
     case BlockKind::native:
-    case BlockKind::ipc:
       // Copies stage through the host where they must; only kernels need the peer mapping.
       return who.engine != Accessor::Engine::kernel || block.device == who.context->device ||
-             memory_owner(*who.context).peers.count(block.device) != 0 ||
+             memory_owner(*who.context).peers.count(block.device) != 0;
+    case BlockKind::ipc:
+      // Only the device that opened it: cuCtxEnablePeerAccess does not open it to others (measured
+      // on two H200: 700).
+      return who.engine != Accessor::Engine::kernel || block.device == who.context->device ||
              block.opened_on.count(who.context->device) != 0;
   }
   return false;
