@@ -184,6 +184,7 @@ CHECK_CASE("copies", "a batch from the host's stack is read before the call retu
     batch.order.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL;
     batch.add(*block, reinterpret_cast<CUdeviceptr>(data.data()), 2500);
     batch.add(*block + 2500, reinterpret_cast<CUdeviceptr>(data.data()) + 2500, 2500);
+    spin(stream, 0.02);
     GIVES(0, batch.run_v2(stream));
     std::fill(data.begin(), data.end(), std::uint8_t{0});
     stream.finish();
@@ -202,6 +203,7 @@ CHECK_CASE("copies",
       if (bytes > block->bytes()) continue;
       for (const bool typed : {false, true}) {
         auto data = pattern(bytes, 8);
+        spin(stream, 0.02);
         if (typed) {
           CALL(cu.cuMemcpyHtoDAsync(*block, data.data(), bytes, stream));
         } else {
