@@ -55,8 +55,10 @@ CUresult import_memory(const Offer& offer, int fd, CUmemGenericAllocationHandle*
 // everything is undone but the handle.
 CUresult attach(CUdevice current, vmm::Mapping* mapping) noexcept {
   CUmemAllocationProp prop{};
+  // Memory of the host is on no device.
   const bool known =
-      driver::cuMemGetAllocationPropertiesFromHandle(&prop, mapping->handle) == CUDA_SUCCESS;
+      driver::cuMemGetAllocationPropertiesFromHandle(&prop, mapping->handle) == CUDA_SUCCESS &&
+      prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE;
   const CUdevice home = known ? prop.location.id : current;
   CUresult code = driver::cuMemAddressReserve(&mapping->base, mapping->bytes, 0, 0, 0);
   if (code != CUDA_SUCCESS) return code;
