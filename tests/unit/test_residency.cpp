@@ -1,7 +1,9 @@
 // Where the pages of managed blocks go: KVSHIM_ADVICE and KVSHIM_PREFETCH, on simulated pages that
 // move between host memory and the device. meson.build runs the tests of each tag with the options
 // that the tag names.
-#include <cstring>
+#include <unistd.h>
+
+#include <thread>
 
 #include "memory/residency.h"
 #include "sim_fixture.h"
@@ -133,17 +135,27 @@ TEST_CASE("advice that the driver refuses is no reason to fail", "[host]") {
   }
 }
 
-TEST_CASE("advice in a relaxed capture leaves the capture alive", "[host]") {
+TEST_CASE("advice does not end a capture that began while the block was placed", "[host]") {
   const Engine engine;
+  CHECK(release(allocated(kLarge)) == CUDA_SUCCESS);
   CUstream stream = nullptr;
   REQUIRE(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
-  REQUIRE(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
-  const CUdeviceptr ptr = allocated(kLarge);
-  CHECK(preferred(ptr) == CU_DEVICE_CPU);
+  kvsim_hold("cuMemAdvise_v2");
+  CUdeviceptr ptr = 0;
+  std::thread other([&] {
+    CHECK(cuCtxSetCurrent(engine.context) == CUDA_SUCCESS);
+    CHECK(allocate(&ptr, kLarge) == CUDA_SUCCESS);
+  });
+  while (kvsim_waiting("cuMemAdvise_v2") == 0) usleep(1000);
+  CHECK(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL) == CUDA_SUCCESS);
+  kvsim_release("cuMemAdvise_v2");
+  other.join();
   CUgraph graph = nullptr;
   CHECK(cuStreamEndCapture(stream, &graph) == CUDA_SUCCESS);
   cuGraphDestroy(graph);
   cuStreamDestroy(stream);
+  CHECK(preferred(ptr) == CU_DEVICE_CPU);
+  CHECK(accessed_by(ptr) == 0);
   CHECK(release(ptr) == CUDA_SUCCESS);
 }
 
