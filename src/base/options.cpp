@@ -35,6 +35,7 @@ struct Word {
 constexpr Word<bool> kBools[] = {{"0", false}, {"1", true}};
 constexpr Word<Kind> kKinds[] = {
     {kind_name(Kind::managed), Kind::managed},
+    {kind_name(Kind::host), Kind::host},
     {kind_name(Kind::vmm), Kind::vmm},
     {kind_name(Kind::native), Kind::native},
 };
@@ -43,6 +44,12 @@ constexpr Word<LogLevel> kLevels[] = {
     {"info", LogLevel::info}, {"debug", LogLevel::debug},
 };
 constexpr Word<MemsetBy> kMemsets[] = {{"cpu", MemsetBy::cpu}, {"device", MemsetBy::device}};
+constexpr Word<Advice> kAdvices[] = {
+    {"auto", Advice::automatic},
+    {"none", Advice::none},
+    {"host", Advice::host},
+    {"device", Advice::device},
+};
 constexpr Word<AsyncPolicy> kAsyncs[] = {
     {"native", AsyncPolicy::native},
     {"route", AsyncPolicy::route},
@@ -71,6 +78,9 @@ constexpr const auto& words_of(const LogLevel*) {
 }
 constexpr const auto& words_of(const MemsetBy*) {
   return kMemsets;
+}
+constexpr const auto& words_of(const Advice*) {
+  return kAdvices;
 }
 constexpr const auto& words_of(const AsyncPolicy*) {
   return kAsyncs;

@@ -10,6 +10,7 @@ namespace kvshim {
 
 enum class LogLevel : std::uint8_t { off, error, warn, info, debug };
 enum class MemsetBy : std::uint8_t { cpu, device };
+enum class Advice : std::uint8_t { automatic, none, host, device };
 enum class AsyncPolicy : std::uint8_t { native, route };
 enum class IpcPolicy : std::uint8_t { emulate, off };
 enum class PeerPolicy : std::uint8_t { automatic, enabled, off };

@@ -12,7 +12,9 @@
 #include "driver/capture.h"
 #include "driver/device.h"
 #include "driver/errors.h"
+#include "driver/host_memory.h"
 #include "driver/peers.h"
+#include "memory/kinds/host.h"
 #include "memory/kinds/managed.h"
 #include "memory/kinds/vmm.h"
 #include "memory/listener.h"
@@ -41,8 +43,10 @@ void in_forked_child() {
   peers::forget();
   driver::forget_peers();
   managed::forget();
+  host::forget();
   forget_memset_jobs();
   driver::forget_devices();
+  driver::forget_host_memory();
   telemetry::reset();
 }
 
@@ -81,9 +85,17 @@ CUresult make_vmm(Owner& owner, std::uint64_t bytes, Block* block) noexcept {
   return code;
 }
 
+CUresult make_host(Owner& owner, std::uint64_t bytes, Block* block) noexcept {
+  const CUresult code = host::create(owner.device(), bytes, &block->mapping);
+  if (code == CUDA_SUCCESS) block->base = block->mapping.base;
+  return code;
+}
+
 CUresult make(Kind kind, Owner& owner, std::uint64_t bytes, Block* block) noexcept {
   block->kind = kind;
   switch (kind) {
+    case Kind::host:
+      return make_host(owner, bytes, block);
     case Kind::managed:
       return managed::create(owner.device(), bytes, &block->base);
     case Kind::vmm:
@@ -98,6 +110,12 @@ CUresult make(Kind kind, Owner& owner, std::uint64_t bytes, Block* block) noexce
 // memory is tried again once with the cache emptied, and then natively.
 CUresult make_or_fall(Kind wanted, Owner& owner, std::uint64_t bytes, Block* block) noexcept {
   Kind kind = wanted;
+  if (kind == Kind::host) {
+    CUresult code = make(kind, owner, bytes, block);
+    if (code == CUDA_ERROR_OUT_OF_MEMORY && make_room()) code = make(kind, owner, bytes, block);
+    if (!driver::Device::is_refusal(code)) return code;
+    kind = Kind::managed;
+  }
   if (kind == Kind::managed) {
     CUresult code = make(kind, owner, bytes, block);
     if (code == CUDA_ERROR_OUT_OF_MEMORY && retired::reap_managed() != 0) {
@@ -160,7 +178,9 @@ CUresult allocate(CUdeviceptr* out, std::size_t bytes) noexcept {
   peers::use(owner->device().ordinal());
   retired::reap(nullptr);
 
-  const Kind wanted = route(bytes, options());
+  Kind wanted = route(bytes, options());
+  // Blocks that share a page share one of the device: nobody needs a page of host memory each.
+  if (wanted == Kind::host && bytes < owner->device().granularity()) wanted = Kind::vmm;
   Block block;
   block.bytes = bytes;
   block.owner = owner;
@@ -200,7 +220,7 @@ bool free(CUdeviceptr ptr, CUresult* result) noexcept {
   }
   bool gone = false;  // the owner context was destroyed, and with it, natively, the block
   CUresult code = CUDA_SUCCESS;
-  if (block.kind == Kind::vmm) code = block.owner->wait_idle(&gone);
+  if (is_mapping(block.kind)) code = block.owner->wait_idle(&gone);
   if (code == CUDA_SUCCESS || gone) {
     const CUresult released = release(block);
     if (!gone) code = released;
@@ -276,23 +296,28 @@ Place find(CUdeviceptr address, BlockView* out) noexcept {
   Block block;
   const Place place = registry::find(address, &block);
   if (place == Place::block) {
-    const driver::HandleStep step = block.owner->device().step();
-    *out = {.base = block.base,
-            .bytes = block.bytes,
-            .context = block.owner->context(),
-            .kind = block.kind,
-            .id = block.id,
-            .sync_memops = block.sync_memops,
-            .opened = block.opened,
-            .fabric = step == driver::HandleStep::fabric,
-            .exportable = step < driver::HandleStep::none};
+    const CUdevice device = block.owner->device().ordinal();
+    const bool of_host = block.kind == Kind::host;
+    const driver::HandleStep step =
+        of_host ? driver::host_memory(block.owner->device()).step() : block.owner->device().step();
+    *out = {
+        .base = block.base,
+        .bytes = block.bytes,
+        .context = block.owner->context(),
+        .device = device,
+        .kind = block.kind,
+        .id = block.id,
+        .sync_memops = block.sync_memops,
+        .opened = block.opened,
+        .fabric = step == driver::HandleStep::fabric,
+        .exportable = step < driver::HandleStep::none && (!of_host || block.mapping.handle != 0)};
   }
   return place == Place::foreign && retired::covers(address) ? Place::hole : place;
 }
 
 bool set_sync_memops(CUdeviceptr address, bool on) noexcept {
   Block block;
-  return registry::find(address, &block) == Place::block && block.kind == Kind::vmm &&
+  return registry::find(address, &block) == Place::block && is_mapping(block.kind) &&
          registry::set_sync_memops(address, on);
 }
 
@@ -310,7 +335,7 @@ void after_destroy(const Destruction& destruction, bool destroyed) noexcept {
   if (!destroyed || owner == nullptr) return;
   Block block;
   while (registry::take_next_of(*owner, block.base, &block)) {
-    if (block.kind == Kind::vmm) release(block);  // the driver freed native and managed ones
+    if (is_mapping(block.kind)) release(block);  // the driver freed native and managed ones
     counters.kinds[static_cast<unsigned>(block.kind)].remove(block.bytes);
   }
   if (const Listener* sharing = listener.load(std::memory_order_acquire)) {

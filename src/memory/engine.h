@@ -43,12 +43,13 @@ struct BlockView {
   CUdeviceptr base;
   std::size_t bytes;  // as requested
   CUcontext context;
+  CUdevice device;
   Kind kind;
   std::uint64_t id;  // unique in this process, never reused
   bool sync_memops;
   bool opened;      // another process's, by IPC
-  bool fabric;      // its device makes vmm memory with fabric handles
-  bool exportable;  // its device exports vmm memory
+  bool fabric;      // its kind of memory is made with fabric handles
+  bool exportable;  // as one handle, which another process can open
 };
 // Fills *out for Place::block only.
 Place find(CUdeviceptr address, BlockView* out) noexcept;

@@ -16,7 +16,7 @@ void withdraw_handle(Block* block) noexcept {
 CUresult release(const Block& given) noexcept {
   Block block = given;
   withdraw_handle(&block);
-  if (block.kind != Kind::vmm) return driver::cuMemFree_v2(block.base);
+  if (!is_mapping(block.kind)) return driver::cuMemFree_v2(block.base);
   if (block.slab != nullptr) {
     block.owner->slabs().free({block.base, block.slab}, block.bytes);
   } else {

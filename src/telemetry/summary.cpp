@@ -8,6 +8,7 @@
 #include "base/options.h"
 #include "base/sizes.h"
 #include "driver/device.h"
+#include "driver/host_memory.h"
 #include "telemetry/counters.h"
 #include "telemetry/neighbours.h"
 #include "telemetry/remedies.h"
@@ -100,6 +101,10 @@ void devices(Page& page) {
       page.line("  device {}: vmm blocks: {}{}", device.ordinal(),
                 driver::handle_step_name(device.step()),
                 device.fabric_attribute() ? "" : " (the device has no fabric handles)");
+    }
+    if (const driver::HostMemory* host = driver::used_host_memory(device.ordinal())) {
+      page.line("  device {}: host blocks: NUMA node {}, {}", device.ordinal(), host->node(),
+                driver::handle_step_name(host->step()));
     }
     if (!device.managed())
       page.line("  device {}: no managed memory for CPU and GPU at once", device.ordinal());

@@ -80,6 +80,8 @@ TEST_CASE("an empty environment gives the documented defaults") {
   CHECK(options.handle == HandleChoice::automatic);
   CHECK(options.zero_threads == 0u);
   CHECK(options.memset == MemsetBy::cpu);
+  CHECK(options.advice == Advice::automatic);
+  CHECK(options.prefetch == 0);
   CHECK(options.log == LogLevel::warn);
   CHECK(std::string(options.log_file).empty());
   CHECK(options.summary == false);
@@ -142,14 +144,24 @@ TEST_CASE("a threshold that cannot be understood becomes the default, never a ti
            "nevermore", "never 4G", "auto", "inf"});
 }
 
+TEST_CASE("KVSHIM_ADVICE and KVSHIM_PREFETCH say where managed pages live") {
+  takes("KVSHIM_ADVICE", &Options::advice, "none", Advice::none);
+  takes("KVSHIM_ADVICE", &Options::advice, "host", Advice::host);
+  takes("KVSHIM_ADVICE", &Options::advice, "Device", Advice::device);
+  refuses("KVSHIM_ADVICE", &Options::advice, {"", "gpu", "1"});
+  takes("KVSHIM_PREFETCH", &Options::prefetch, "4GiB", 4 * kGiB);
+  refuses("KVSHIM_PREFETCH", &Options::prefetch, {"", "never", "all", "-1"});
+}
+
 TEST_CASE("KVSHIM_LARGE and KVSHIM_SMALL name a kind of memory") {
   takes("KVSHIM_LARGE", &Options::large, "managed", Kind::managed);
   takes("KVSHIM_LARGE", &Options::large, "vmm", Kind::vmm);
   takes("KVSHIM_LARGE", &Options::large, "native", Kind::native);
+  takes("KVSHIM_LARGE", &Options::large, "host", Kind::host);
   takes("KVSHIM_SMALL", &Options::small, "managed", Kind::managed);
   takes("KVSHIM_SMALL", &Options::small, "vmm", Kind::vmm);
   takes("KVSHIM_SMALL", &Options::small, "native", Kind::native);
-  refuses("KVSHIM_LARGE", &Options::large, {"", "host", "uvm", "manage", "managed,vmm", "0"});
+  refuses("KVSHIM_LARGE", &Options::large, {"", "hosts", "uvm", "manage", "managed,vmm", "0"});
   refuses("KVSHIM_SMALL", &Options::small, {"", "posix", "vm m"});
 }
 
@@ -215,6 +227,7 @@ TEST_CASE("a refused value stays on one line, whatever it holds") {
       in_child({{"KVSHIM_LARGE", "a\nkvshim[1] error: b\033[2J"}}, [] { log_options(); });
   CHECK(child.lines() ==
         "kvshim[pid] error: KVSHIM_LARGE=\"a?kvshim[1] error: b?[2J\" is not understood (managed, "
+        "host, "
         "vmm or native); using the default managed\n");
 }
 

@@ -10,6 +10,7 @@
 #include "driver/functions.h"
 #include "memory/host_budget.h"
 #include "memory/placement.h"
+#include "memory/residency.h"
 #include "telemetry/counters.h"
 
 namespace kvshim::managed {
@@ -128,6 +129,7 @@ CUresult create(driver::Device& device, std::uint64_t bytes, CUdeviceptr* out) n
       driver::cuMemFree_v2(base);
       return CUDA_ERROR_OUT_OF_MEMORY;
     }
+    residency::settle(device, base, bytes);
     *out = base;
     return code;
   }
