@@ -13,6 +13,7 @@ enum class MemsetBy : std::uint8_t { cpu, device };
 enum class AsyncPolicy : std::uint8_t { native, route };
 enum class IpcPolicy : std::uint8_t { emulate, off };
 enum class PeerPolicy : std::uint8_t { automatic, enabled, off };
+enum class MemInfo : std::uint8_t { real, with_spill };
 enum class HandleChoice : std::uint8_t { automatic, fabric, posix, none };
 
 struct Options {

@@ -175,6 +175,7 @@ namespace {
 // dl_iterate_phdr does not take the lock that dlopen holds while it runs constructors: a thread
 // that a constructor waits for may make its first CUDA call.
 struct Search {
+  const char* library;  // how its file name begins
   const char* name;
   void* found;
   bool loaded;
@@ -183,7 +184,7 @@ struct Search {
 int visit(dl_phdr_info* info, std::size_t, void* argument) {
   auto* search = static_cast<Search*>(argument);
   const char* const slash = std::strrchr(info->dlpi_name, '/');
-  if (!starts_with(slash == nullptr ? info->dlpi_name : slash + 1, "libcuda.so")) return 0;
+  if (!starts_with(slash == nullptr ? info->dlpi_name : slash + 1, search->library)) return 0;
   search->loaded = true;
   link_map map{};
   map.l_addr = info->dlpi_addr;
@@ -200,13 +201,14 @@ int visit(dl_phdr_info* info, std::size_t, void* argument) {
 }  // namespace
 
 bool loaded() noexcept {
-  Search search{nullptr, nullptr, false};
+  Search search{"libcuda.so", nullptr, nullptr, false};
   dl_iterate_phdr(visit, &search);
   return search.loaded;
 }
 
 void* symbol(const char* name) noexcept {
-  Search search{name, nullptr, false};
+  const char* const library = starts_with(name, "nvml") ? "libnvidia-ml.so" : "libcuda.so";
+  Search search{library, name, nullptr, false};
   dl_iterate_phdr(visit, &search);
   return search.found;
 }

@@ -15,8 +15,10 @@
 #undef cuCtxDestroy
 #undef cuDevicePrimaryCtxRelease
 #undef cuDevicePrimaryCtxReset
+#undef cuDeviceTotalMem
 #undef cuGetProcAddress
 #undef cuIpcOpenMemHandle
+#undef cuMemGetInfo
 
 namespace kvshim::real {
 

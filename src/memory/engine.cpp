@@ -22,6 +22,7 @@
 #include "memory/release.h"
 #include "memory/retired.h"
 #include "memory/route.h"
+#include "memory/spill.h"
 #include "telemetry/counters.h"
 #include "telemetry/summary.h"
 
@@ -40,7 +41,7 @@ void in_forked_child() {
   owners.forget();
   peers::forget();
   driver::forget_peers();
-  managed::forget();
+  spill::forget();
   forget_memset_jobs();
   driver::forget_devices();
   telemetry::reset();
@@ -85,7 +86,7 @@ CUresult make(Kind kind, Owner& owner, std::uint64_t bytes, Block* block) noexce
   block->kind = kind;
   switch (kind) {
     case Kind::managed:
-      return managed::create(owner.device(), bytes, &block->base);
+      return managed::create(owner.device(), bytes, &block->base, &block->spilled);
     case Kind::vmm:
       return make_vmm(owner, bytes, block);
     case Kind::native:
@@ -100,7 +101,7 @@ CUresult make_or_fall(Kind wanted, Owner& owner, std::uint64_t bytes, Block* blo
   Kind kind = wanted;
   if (kind == Kind::managed) {
     CUresult code = make(kind, owner, bytes, block);
-    if (code == CUDA_ERROR_OUT_OF_MEMORY && retired::reap_managed() != 0) {
+    if (code != CUDA_SUCCESS && retired::reap_managed() != 0) {
       code = make(kind, owner, bytes, block);
     }
     if (code != CUDA_ERROR_NOT_SUPPORTED) return code;
@@ -258,17 +259,20 @@ CUresult mem_info(std::size_t* free, std::size_t* total) noexcept {
   if (code != CUDA_SUCCESS) return code;
   // A query asks a device nothing: where it is not known yet, nothing is held on it.
   CUdevice ordinal = 0;
-  const driver::Device* device =
-      driver::cuCtxGetDevice(&ordinal) == CUDA_SUCCESS ? driver::used_device(ordinal) : nullptr;
+  const bool known = driver::cuCtxGetDevice(&ordinal) == CUDA_SUCCESS;
+  const driver::Device* device = known ? driver::used_device(ordinal) : nullptr;
   std::uint64_t held = 0;
   if (device != nullptr) {
     for (Owner* owner = owners.first(); owner != nullptr; owner = Owners::next(*owner)) {
       if (&owner->device() == device) held += owner->slabs().free_bytes();
     }
   }
-  const std::uint64_t sum = real_free + held;
-  if (free != nullptr) *free = sum < real_total ? sum : real_total;
-  if (total != nullptr) *total = real_total;
+  std::uint64_t sum = real_free + held;
+  if (sum > real_total) sum = real_total;
+  const spill::Told extra = known ? spill::told(ordinal) : spill::Told{};
+  if (known) telemetry::note_real_memory(ordinal, real_free, real_total);
+  if (free != nullptr) *free = sum + extra.free;
+  if (total != nullptr) *total = real_total + extra.total;
   return CUDA_SUCCESS;
 }
 
@@ -310,7 +314,11 @@ void after_destroy(const Destruction& destruction, bool destroyed) noexcept {
   if (!destroyed || owner == nullptr) return;
   Block block;
   while (registry::take_next_of(*owner, block.base, &block)) {
-    if (block.kind == Kind::vmm) release(block);  // the driver freed native and managed ones
+    if (block.kind == Kind::vmm) {
+      release(block);
+    } else {
+      return_budget(block);  // the driver freed native and managed ones
+    }
     counters.kinds[static_cast<unsigned>(block.kind)].remove(block.bytes);
   }
   if (const Listener* sharing = listener.load(std::memory_order_acquire)) {

@@ -100,6 +100,8 @@ bool memset(const Memset& request, CUresult* result) noexcept {
   // behind it may lie another one in the same slab.
   if (!inside && block.kind != Kind::vmm) return false;
   if (inside && (block.kind != Kind::managed || options().memset == MemsetBy::device)) return false;
+  // A block that is partly the device's already: the CPU would draw all of it into host memory.
+  if (inside && block.spilled < block.bytes) return false;
   // While anything captures that this stream takes part in, the native call makes the native node,
   // or fails in the native way.
   if (captures(request.stream)) return false;

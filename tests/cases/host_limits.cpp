@@ -1,12 +1,11 @@
 // Managed blocks take host memory, and the CPU touches every page: what the machine or its cgroup
 // does not have must be refused with code 2 before a page is touched, or the kernel kills the
 // program. And devices on which the CPU must not touch managed memory.
-#include <fcntl.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
 
 #include <fstream>
 
+#include "cgroup.h"
 #include "host.h"
 
 using namespace cases;
@@ -16,55 +15,10 @@ namespace {
 const Environment kFromOneGiB = {
     {"KVSHIM_THRESHOLD", "1GiB"}, {"KVSIM_MEMORY", "64G"}, {"KVSHIM_SUMMARY", "1"}};
 
-bool put(const std::string& path, const std::string& text) {
-  const int file = open(path.c_str(), O_WRONLY | O_CLOEXEC);
-  if (file < 0) return false;
-  const bool done = write(file, text.data(), text.size()) == static_cast<ssize_t>(text.size());
-  close(file);
-  return done;
-}
-
-// A memory cgroup of 2 GiB below this process's own, of either version; empty where this machine
-// gives none away.
-class Cgroup {
- public:
-  Cgroup() {
-    std::ifstream in("/proc/self/cgroup");
-    for (std::string line; std::getline(in, line) && path.empty();) {
-      const std::size_t first = line.find(':'), second = line.find(':', first + 1);
-      if (second == std::string::npos) continue;
-      const std::string controllers = line.substr(first + 1, second - first - 1);
-      const std::string own = line.substr(second + 1) == "/" ? "" : line.substr(second + 1);
-      const std::string name = own + "/kvshim-case-" + std::to_string(getpid());
-      if (controllers.empty()) {
-        make("/sys/fs/cgroup" + name, "memory.max");
-      } else if (("," + controllers + ",").find(",memory,") != std::string::npos) {
-        make("/sys/fs/cgroup/memory" + name, "memory.limit_in_bytes");
-      }
-    }
-  }
-  ~Cgroup() {
-    for (int round = 0; !path.empty() && rmdir(path.c_str()) != 0 && round < 50; ++round) {
-      usleep(10000);
-    }
-  }
-  std::string path;
-
- private:
-  void make(const std::string& folder, const char* limit) {
-    if (mkdir(folder.c_str(), 0755) != 0) return;
-    if (put(folder + "/" + limit, "2147483648")) {
-      path = folder;
-    } else {
-      rmdir(folder.c_str());
-    }
-  }
-};
-
 }  // namespace
 
 CASE("4 GiB over the threshold in a cgroup of 2 GiB: code 2, nothing killed, life goes on") {
-  const Cgroup group;
+  const Cgroup group(2 * kGiB);
   if (group.path.empty()) return skip("no memory cgroup can be made here");
   Environment environment = kFromOneGiB;
   environment.emplace_back("CASE_CGROUP", group.path);
@@ -73,14 +27,10 @@ CASE("4 GiB over the threshold in a cgroup of 2 GiB: code 2, nothing killed, lif
   EXPECT_IN(result.lines("refused: the cgroup memory limit leaves").size() == 1, result.err);
   EXPECT_IN(summary_of(result.err).says("1 requests answered with out of memory"), result.err);
   EXPECT_IN(result.count("cuMemAllocManaged bytes=4294967296") == 1, result.show());  // the host's
-  EXPECT_IN(read_file(group.path + "/memory.oom_control").find("oom_kill 1") == std::string::npos &&
-                read_file(group.path + "/memory.events").find("oom_kill 1") == std::string::npos,
-            group.path);
+  EXPECT_IN(!group.killed(), group.path);
 }
 SCENE(confined) {
-  if (!put(std::string(std::getenv("CASE_CGROUP")) + "/cgroup.procs", std::to_string(getpid()))) {
-    return 3;
-  }
+  if (!Cgroup::enter()) return 3;
   use_device();
   CUdeviceptr block = 77;
   CODE(cuMemAlloc(&block, 4 * kGiB), CUDA_ERROR_OUT_OF_MEMORY);

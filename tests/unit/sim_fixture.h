@@ -10,11 +10,11 @@
 #include "driver/device.h"
 #include "driver/peers.h"
 #include "memory/engine.h"
-#include "memory/kinds/managed.h"
 #include "memory/owner.h"
 #include "memory/peers.h"
 #include "memory/registry.h"
 #include "memory/retired.h"
+#include "memory/spill.h"
 #include "sim.h"
 #include "support/catch.h"
 #include "telemetry/counters.h"
@@ -34,7 +34,7 @@ class Engine {
     kvshim::owners.forget();
     kvshim::peers::forget();
     kvshim::driver::forget_peers();
-    kvshim::managed::forget();
+    kvshim::spill::forget();
     kvshim::driver::forget_devices();
     kvshim::telemetry::reset();
     kvsim_log_clear();

@@ -1,83 +1,32 @@
 // cuMemAllocManaged, guarded by what the host can give, then placed by CPU threads; see managed.h.
 #include "memory/kinds/managed.h"
 
-#include <atomic>
-
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/sizes.h"
 #include "driver/errors.h"
 #include "driver/functions.h"
-#include "memory/host_budget.h"
 #include "memory/placement.h"
+#include "memory/spill.h"
 #include "telemetry/counters.h"
 
 namespace kvshim::managed {
 
 namespace {
 
-// Bytes that blocks being placed right now will still take: without them two threads would both
-// find the same memory available. Other processes are caught by measuring again before every piece.
-constinit std::atomic<std::uint64_t> to_place{0};
-// Bytes of small blocks since the last measurement.
-constinit std::atomic<std::uint64_t> unmeasured{0};
-
-constexpr std::uint64_t kMeasureEvery = 64 * kMiB;  // measuring costs some 50 us
-constexpr std::uint64_t kPiece = kGiB;              // placed between two measurements
-constexpr std::uint64_t kSmallPiece = 128 * kMiB;   // when memory is short
 constexpr std::uint64_t kProgressEveryUs = 5'000'000;
 
-// What the host can give now, with a little left for everybody else.
-host_budget::Budget measure() noexcept {
-  host_budget::Budget budget = host_budget::measure();
-  budget.available -= budget.available / 50;
-  return budget;
-}
-
-void refuse(std::uint64_t bytes, std::uint64_t promised, const host_budget::Budget& budget,
-            const char* when) noexcept {
-  log::warn(
-      "a managed block of {} bytes ({}) refused: {} leaves {} bytes ({}), other blocks being "
-      "placed will take {} ({})",
-      bytes, format_size(bytes).c_str(), budget.limited_by, budget.available,
-      format_size(budget.available).c_str(), promised, when);
-}
-
-// Promises `bytes` to the caller if the host has them beyond what is promised already.
-bool promise(std::uint64_t bytes) noexcept {
-  const std::uint64_t promised = to_place.fetch_add(bytes, std::memory_order_acq_rel) + bytes;
-  if (bytes < kMeasureEvery) {
-    if (unmeasured.fetch_add(bytes, std::memory_order_relaxed) + bytes < kMeasureEvery) return true;
-    unmeasured.store(0, std::memory_order_relaxed);
-  }
-  const host_budget::Budget budget = measure();
-  if (promised >= bytes && promised <= budget.available) return true;
-  to_place.fetch_sub(bytes, std::memory_order_acq_rel);
-  refuse(bytes, promised - bytes, budget, "before a page was touched");
-  return false;
-}
-
 // Touches every page, with a progress line where it takes long. False when the host's memory became
-// short meanwhile: the block is to be given up. Takes its promise back piece by piece.
-bool place(CUdeviceptr base, std::uint64_t bytes, int numa_node) noexcept {
+// short meanwhile: the block is to be given up.
+bool place(CUdeviceptr base, std::uint64_t bytes, int numa_node, spill::Promise& promise) noexcept {
   const std::uint64_t begun = clock_us();
   std::uint64_t said = begun;
   for (std::uint64_t done = 0; done < bytes;) {
-    std::uint64_t piece = kPiece;
-    if (bytes >= kMeasureEvery) {
-      const host_budget::Budget budget = measure();
-      if (budget.available < 4 * kPiece) piece = kSmallPiece;
-      const std::uint64_t next = bytes - done < piece ? bytes - done : piece;
-      if (done != 0 && budget.available < next) {
-        to_place.fetch_sub(bytes - done, std::memory_order_acq_rel);
-        refuse(bytes, 0, budget, "while it was placed");
-        return false;
-      }
-    }
-    if (bytes - done < piece) piece = bytes - done;
+    const std::uint64_t piece = promise.next_piece();
+    if (piece == 0) return false;
     placement::fill(reinterpret_cast<void*>(base + done), piece, {}, numa_node);
     done += piece;
-    to_place.fetch_sub(piece, std::memory_order_acq_rel);
+    promise.placed(piece);
     const std::uint64_t now = clock_us();
     if (now - said >= kProgressEveryUs && done < bytes) {
       said = now;
@@ -93,48 +42,91 @@ bool place(CUdeviceptr base, std::uint64_t bytes, int numa_node) noexcept {
   return true;
 }
 
-}  // namespace
-
-CUresult create(driver::Device& device, std::uint64_t bytes, CUdeviceptr* out) noexcept {
-  static constinit log::Once said[driver::kMaxDevices];
-  if (!device.managed()) {
-    if (said[device.ordinal()].first()) {
-      log::warn(
-          "device {} has no managed memory that CPU and GPU may use at once: blocks meant to "
-          "be managed become vmm there",
-          device.ordinal());
-    }
-    return CUDA_ERROR_NOT_SUPPORTED;
-  }
-  if (!promise(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
-
-  CUdeviceptr base = 0;
-  const CUresult code = driver::cuMemAllocManaged(&base, bytes, CU_MEM_ATTACH_GLOBAL);
-  if (code == CUDA_SUCCESS) {
-    if (!place(base, bytes, device.numa_node())) {
-      driver::cuMemFree_v2(base);
-      return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    *out = base;
-    return code;
-  }
-  to_place.fetch_sub(bytes, std::memory_order_acq_rel);
-  if (driver::Device::is_refusal(code)) {
-    if (device.refuse_managed()) {
-      log::warn(
-          "device {}: cuMemAllocManaged answers {} {}; from now on blocks meant to be managed "
-          "become vmm there",
-          device.ordinal(), static_cast<int>(code), driver::error_name(code));
-      said[device.ordinal()].first();
-    }
-    return CUDA_ERROR_NOT_SUPPORTED;
-  }
-  return code;
+// A device memset as the first touch puts the pages on the device. In a stream of its own: the
+// legacy one may not be touched while anything captures, not even in relaxed mode.
+CUresult place_on_device(CUdeviceptr base, std::uint64_t bytes) noexcept {
+  CUstream stream = nullptr;
+  CUresult code = driver::cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING);
+  if (code != CUDA_SUCCESS) return code;
+  code = driver::cuMemsetD8Async(base, 0, bytes, stream);
+  const CUresult done = driver::cuStreamSynchronize(stream);
+  driver::cuStreamDestroy_v2(stream);
+  return code != CUDA_SUCCESS ? code : done;
 }
 
-void forget() noexcept {
-  to_place.store(0, std::memory_order_relaxed);
-  unmeasured.store(0, std::memory_order_relaxed);
+// Free memory of the current device that a block may take; a little stays for small blocks.
+std::uint64_t device_room() noexcept {
+  std::size_t free = 0;
+  std::size_t total = 0;
+  if (driver::cuMemGetInfo_v2(&free, &total) != CUDA_SUCCESS) return 0;
+  const std::uint64_t room = free - free / 16;
+  return room - room % (2 * kMiB);
+}
+
+CUresult unsupported(driver::Device& device, CUresult code) noexcept {
+  static constinit log::Once said[driver::kMaxDevices];
+  const bool refused = code != CUDA_SUCCESS && device.refuse_managed();
+  if (!said[device.ordinal()].first()) return CUDA_ERROR_NOT_SUPPORTED;
+  if (refused) {
+    log::warn(
+        "device {}: cuMemAllocManaged answers {} {}; from now on blocks meant to be managed "
+        "become vmm there",
+        device.ordinal(), static_cast<int>(code), driver::error_name(code));
+  } else {
+    log::warn(
+        "device {} has no managed memory that CPU and GPU may use at once: blocks meant to "
+        "be managed become vmm there",
+        device.ordinal());
+  }
+  return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+// Allocates `bytes` and places them, the last promise.bytes() of them in host memory.
+CUresult make(driver::Device& device, std::uint64_t bytes, spill::Promise& promise,
+              CUdeviceptr* out, std::uint64_t* spilled) noexcept {
+  CUdeviceptr base = 0;
+  CUresult code = driver::cuMemAllocManaged(&base, bytes, CU_MEM_ATTACH_GLOBAL);
+  if (driver::Device::is_refusal(code)) return unsupported(device, code);
+  if (code != CUDA_SUCCESS) return code;
+  const std::uint64_t in_front = bytes - promise.bytes();
+  if (in_front != 0) code = place_on_device(base, in_front);
+  if (code == CUDA_SUCCESS &&
+      !place(base + in_front, promise.bytes(), device.numa_node(), promise)) {
+    code = CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  if (code != CUDA_SUCCESS) {
+    driver::cuMemFree_v2(base);
+    return code;
+  }
+  promise.keep();
+  *out = base;
+  *spilled = promise.bytes();
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+CUresult create(driver::Device& device, std::uint64_t bytes, CUdeviceptr* out,
+                std::uint64_t* spilled) noexcept {
+  if (!device.managed()) return unsupported(device, CUDA_SUCCESS);
+  spill::Promise all(device.ordinal(), bytes, "managed");
+  if (all.granted()) return make(device, bytes, all, out, spilled);
+
+  const std::uint64_t room = options().meminfo == MemInfo::with_spill ? device_room() : 0;
+  if (bytes <= room) {
+    all.refuse(LogLevel::info);
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  if (room != 0) {
+    spill::Promise rest(device.ordinal(), bytes - room, "managed");
+    if (rest.granted()) {
+      log::info("{} of a managed block of {} bytes go to the device: the host has no more",
+                format_size(room).c_str(), bytes);
+      return make(device, bytes, rest, out, spilled);
+    }
+  }
+  all.refuse(LogLevel::warn);
+  return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 }  // namespace kvshim::managed
