@@ -95,8 +95,8 @@ void limit_by_directory(Measuring* measuring, const char* directory, const char*
 
 // This process's cgroup and all its ancestors up to the mount, each may limit. In a container the
 // path of /proc/self/cgroup may not exist below the mount: then the mount itself is the cgroup.
-void limit_by_cgroup(Measuring* measuring, const char* root, const char* mount, const char* relative,
-                     const char* limit_file, const char* usage_file,
+void limit_by_cgroup(Measuring* measuring, const char* root, const char* mount,
+                     const char* relative, const char* limit_file, const char* usage_file,
                      const char* cache_key) noexcept {
   char directory[kPathMax];
   format_into(directory, "{}{}{}", root, mount, relative);

@@ -17,16 +17,17 @@ struct Budget {
 };
 
 // Reads /proc/meminfo, the limits of this process's cgroup (v2 and v1, its ancestors too, less what
-// they use already, page cache that can be dropped not counted), RLIMIT_AS and, for memory that must
-// come from one NUMA node (-1: any), what that node has free. Whatever cannot be read does not
-// limit. Costs some tens of microseconds: for large blocks only. With a ledger its bytes are claimed
-// of every limit, and what others have claimed is taken off.
+// they use already, page cache that can be dropped not counted), RLIMIT_AS and, for memory that
+// must come from one NUMA node (-1: any), what that node has free. Whatever cannot be read does not
+// limit. Costs some tens of microseconds: for large blocks only. With a ledger its bytes are
+// claimed of every limit, and what others have claimed is taken off.
 Budget measure(int node = -1, Ledger* ledger = nullptr) noexcept;
 
 // The file whose lock lets one process decide at a time (Ledger::begin).
 const char* decision_file(char (&name)[256]) noexcept;
 
-// For tests: from now on a copy of the file system's /proc and /sys below `root` ("": the real one).
+// For tests: from now on a copy of the file system's /proc and /sys below `root` ("": the real
+// one).
 void look_below(const char* root) noexcept;
 
 }  // namespace kvshim::host_budget

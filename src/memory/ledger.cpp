@@ -65,7 +65,8 @@ std::uint64_t claimed_by_others(int file) noexcept {
     const Range range = waiting[--count];
     std::uint64_t at = 0;
     std::uint64_t behind = 0;
-    if (range.begin >= range.end || !find_lock(file, range.begin, range.end, &at, &behind)) continue;
+    if (range.begin >= range.end || !find_lock(file, range.begin, range.end, &at, &behind))
+      continue;
     pages += behind - at;
     if (count + 2 > kWaiting) break;
     waiting[count++] = {range.begin, at};

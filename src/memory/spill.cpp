@@ -17,6 +17,7 @@ namespace {
 constexpr std::uint64_t kMeasureEvery = 64 * kMiB;  // measuring costs some 100 us
 constexpr std::uint64_t kPiece = kGiB;              // placed between two measurements
 constexpr std::uint64_t kSmallPiece = 128 * kMiB;   // when memory is short
+constexpr std::uint64_t kMost = 1ull << 52;         // sums of so much cannot overflow
 constexpr std::uint64_t kReserveMost = 16 * kGiB;
 
 // Promised and not yet touched, of all blocks: what measuring cannot see. Ledgers of other threads
@@ -54,7 +55,8 @@ std::uint64_t less(std::uint64_t from, std::uint64_t what) noexcept {
 }
 
 // Adds where the sum stays within the limit.
-bool add_within(std::atomic<std::uint64_t>& sum, std::uint64_t bytes, std::uint64_t limit) noexcept {
+bool add_within(std::atomic<std::uint64_t>& sum, std::uint64_t bytes,
+                std::uint64_t limit) noexcept {
   std::uint64_t before = sum.load(std::memory_order_acquire);
   do {
     if (bytes > less(limit, before)) return false;
@@ -172,6 +174,10 @@ bool Promise::measured() noexcept {
 
 bool Promise::ask() noexcept {
   if (!has_record(device_)) return false;
+  if (bytes_ > kMost) {
+    budget_ = {kMost, "any machine", 0};
+    return false;
+  }
   const Options& chosen = options();
   const std::uint64_t share = chosen.spill_limit == kAuto ? told_total(device_) : 0;
   const std::uint64_t device_limit = chosen.spill_limit != kAuto ? chosen.spill_limit

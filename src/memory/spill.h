@@ -1,7 +1,7 @@
 // The budget of spilled bytes: how much host memory blocks of this process may take, in all
-// (KVSHIM_HOST_LIMIT, and what the machine can give) and of one device (KVSHIM_SPILL_LIMIT); and what
-// a program is told of it (KVSHIM_MEMINFO=virtual). Every kind that lives in host memory asks here
-// before it takes any. Thread-safe; no lock.
+// (KVSHIM_HOST_LIMIT, and what the machine can give) and of one device (KVSHIM_SPILL_LIMIT); and
+// what a program is told of it (KVSHIM_MEMINFO=virtual). Every kind that lives in host memory asks
+// here before it takes any. Thread-safe; no lock.
 #pragma once
 
 #include <cuda.h>

@@ -108,7 +108,8 @@ void memory(Page& page) {
     if (get(device.told) == 0) continue;
     page.line("  device {}: the program was told of {} more than the {} that the device has", index,
               format_size(get(device.told)).c_str(), format_size(get(device.real_total)).c_str());
-    page.line("    of which {} were free when last asked", format_size(get(device.real_free)).c_str());
+    page.line("    of which {} were free when last asked",
+              format_size(get(device.real_free)).c_str());
   }
 }
 

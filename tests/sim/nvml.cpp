@@ -1,6 +1,7 @@
-// A stand-in libnvidia-ml.so.1 over the simulated devices: the few functions that a program needs to
-// ask for memory. As on real machines, NVML counts in another order than CUDA (here backwards), shows
-// a device that CUDA does not (the last one), and its total is larger by what the driver keeps.
+// A stand-in libnvidia-ml.so.1 over the simulated devices: the few functions that a program needs
+// to ask for memory. As on real machines, NVML counts in another order than CUDA (here backwards),
+// shows a device that CUDA does not (the last one), and its total is larger by what the driver
+// keeps.
 #include <cstdint>
 #include <cstdio>
 #include <cstring>

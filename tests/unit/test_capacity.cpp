@@ -1,6 +1,6 @@
 // The budget of spilled bytes, and what a program is told of it. The environment of this program
-// (meson.build): a device of 1 GiB, at most 192 MiB of each device and 256 MiB of all in host memory,
-// blocks from 32 MiB on are managed, KVSHIM_MEMINFO=virtual.
+// (meson.build): a device of 1 GiB, at most 192 MiB of each device and 256 MiB of all in host
+// memory, blocks from 32 MiB on are managed, KVSHIM_MEMINFO=virtual.
 #include <fcntl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -21,7 +21,7 @@ namespace files = std::filesystem;
 
 namespace {
 
-constexpr std::uint64_t kOwn = kGiB;         // of the device
+constexpr std::uint64_t kOwn = kGiB;          // of the device
 constexpr std::uint64_t kLimit = 192 * kMiB;  // of one device
 constexpr std::uint64_t kAll = 256 * kMiB;    // of all
 
@@ -189,8 +189,8 @@ TEST_CASE("a block on both that fails half way is unwound: the driver's code, no
   const CUdeviceptr first = have(4096);
   REQUIRE(cuStreamSynchronize(CU_STREAM_LEGACY) == CUDA_SUCCESS);  // the simulation makes it now
   const auto alive = engine.alive();
-  for (const char* failure : {"cuMemAllocManaged:1:2:*", "cuStreamCreate:1:2", "cuMemsetD8Async:1:2",
-                              "cuStreamSynchronize:1:2"}) {
+  for (const char* failure : {"cuMemAllocManaged:1:2:*", "cuStreamCreate:1:2",
+                              "cuMemsetD8Async:1:2", "cuStreamSynchronize:1:2"}) {
     CAPTURE(failure);
     kvsim_fail(failure);
     CUdeviceptr out = 77;
@@ -210,8 +210,8 @@ TEST_CASE("over device and budget together: 2, the driver is not asked, nothing 
   have(4096);
   const Info before = info();
   kvsim_log_clear();
-  for (const std::size_t bytes : {kOwn + kLimit, std::size_t{1} << 50, std::size_t{1} << 63,
-                                  ~std::size_t{0}}) {
+  for (const std::size_t bytes :
+       {kOwn + kLimit, std::size_t{1} << 50, std::size_t{1} << 63, ~std::size_t{0}}) {
     CUdeviceptr out = 77;
     CHECK(allocate(&out, bytes) == CUDA_ERROR_OUT_OF_MEMORY);
     CHECK(out == 77);

@@ -147,16 +147,15 @@ TEST_CASE("what others have claimed of a limit is taken off that limit alone") {
 
 // In a child: the options are read there.
 TEST_CASE("the line of a refusal says what was asked, what is left, by which limit, and why") {
-  const auto child = test::in_child(
-      {{"KVSHIM_HOST_RESERVE", "40MiB"}, {"KVSHIM_LOG", "warn"}}, [] {
-        Root root;
-        root.write("/proc/meminfo", "MemAvailable:     512000 kB\n");
-        host_budget::look_below(root.path());
-        const spill::Promise other(0, 100 * kMiB, "managed");
-        const spill::Promise promise(0, 400 * kMiB, "host");
-        promise.refuse(LogLevel::warn);
-        return promise.granted() || !other.granted() ? 1 : 0;
-      });
+  const auto child = test::in_child({{"KVSHIM_HOST_RESERVE", "40MiB"}, {"KVSHIM_LOG", "warn"}}, [] {
+    Root root;
+    root.write("/proc/meminfo", "MemAvailable:     512000 kB\n");
+    host_budget::look_below(root.path());
+    const spill::Promise other(0, 100 * kMiB, "managed");
+    const spill::Promise promise(0, 400 * kMiB, "host");
+    promise.refuse(LogLevel::warn);
+    return promise.granted() || !other.granted() ? 1 : 0;
+  });
   CHECK(child.status == 0);
   CHECK(child.lines() ==
         "kvshim[pid] warn: a host block of 419430400 bytes (400 MiB) refused: MemAvailable leaves "
