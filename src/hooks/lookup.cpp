@@ -1,7 +1,7 @@
 // The rules of symbol lookup under kvshim. A program must not be able to tell that kvshim is there
 // by what exists: a hook is handed out only where the lookup would have found the driver's
 // function. Runs inside foreign constructors and allocator start-up: no heap, no lock, no
-// constructor, and for every name but a hooked one nothing but two character tests and a small
+// constructor, and for every name but a hooked one nothing but a few character tests and a small
 // table.
 #include "hooks/lookup.h"
 

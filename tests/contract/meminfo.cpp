@@ -136,3 +136,13 @@ CHECK_CASE("meminfo", "the numbers are the same on every thread with the context
     EXPECT(there.free + kNoise > here.free && here.free + kNoise > there.free);
   });
 }
+
+CHECK_CASE("meminfo", "the 32-bit form of old", plain | observes) {
+  using Info32 = CUresult (*)(unsigned*, unsigned*);
+  const auto info32 = reinterpret_cast<Info32>(by_name("cuMemGetInfo"));
+  if (info32 == nullptr) return;  // a driver may drop it
+  unsigned free = 0, total = 0;
+  observe("code", info32(&free, &total));
+  observe_yes("total is the most that it can say", total == ~0u);
+  EXPECT(total <= memory_info().total);
+}
