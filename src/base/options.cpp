@@ -60,6 +60,7 @@ constexpr Word<PeerPolicy> kPeers[] = {
     {"enabled", PeerPolicy::enabled},
     {"off", PeerPolicy::off},
 };
+constexpr Word<MemInfo> kMemInfos[] = {{"real", MemInfo::real}, {"virtual", MemInfo::with_spill}};
 constexpr Word<HandleChoice> kHandles[] = {
     {"auto", HandleChoice::automatic},
     {"fabric", HandleChoice::fabric},
@@ -91,6 +92,9 @@ constexpr const auto& words_of(const IpcPolicy*) {
 constexpr const auto& words_of(const PeerPolicy*) {
   return kPeers;
 }
+constexpr const auto& words_of(const MemInfo*) {
+  return kMemInfos;
+}
 constexpr const auto& words_of(const HandleChoice*) {
   return kHandles;
 }
@@ -121,10 +125,13 @@ bool parse_value(const char* text, std::string_view, T* value) {
   return false;
 }
 
-// A size. "never" is a size only where the option's allowed values say so.
+// A size. "never" and "auto" are sizes only where the option's allowed values say so.
 bool parse_value(const char* text, std::string_view allowed, std::uint64_t* value) {
-  if (allowed.find("never") != std::string_view::npos && same_word(trimmed(text), "never")) {
-    *value = kNever;
+  constexpr Word<std::uint64_t> words[] = {{"never", kNever}, {"auto", kAuto}};
+  for (const auto& word : words) {
+    if (allowed.find(word.text) == std::string_view::npos) continue;
+    if (!same_word(trimmed(text), word.text)) continue;
+    *value = word.value;
     return true;
   }
   return parse_size(text, value);
@@ -173,6 +180,7 @@ ValueText show(T value) {
 }
 ValueText show(std::uint64_t value) {
   if (value == kNever) return value_text("never");
+  if (value == kAuto) return value_text("auto");
   return value_text("{} bytes ({})", value, format_size(value).c_str());
 }
 ValueText show(unsigned value) {

@@ -14,6 +14,7 @@ enum class Advice : std::uint8_t { automatic, none, host, device };
 enum class AsyncPolicy : std::uint8_t { native, route };
 enum class IpcPolicy : std::uint8_t { emulate, off };
 enum class PeerPolicy : std::uint8_t { automatic, enabled, off };
+enum class MemInfo : std::uint8_t { real, with_spill };
 enum class HandleChoice : std::uint8_t { automatic, fabric, posix, none };
 
 struct Options {

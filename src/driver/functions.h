@@ -21,6 +21,8 @@ KVSHIM_DRIVER_FUNCTION(cuCtxGetId, CUcontext, unsigned long long*);
 KVSHIM_DRIVER_FUNCTION(cuCtxPushCurrent_v2, CUcontext);
 KVSHIM_DRIVER_FUNCTION(cuCtxPopCurrent_v2, CUcontext*);
 KVSHIM_DRIVER_FUNCTION(cuDeviceCanAccessPeer, int*, CUdevice, CUdevice);
+KVSHIM_DRIVER_FUNCTION(cuDeviceGetByPCIBusId, CUdevice*, const char*);
+KVSHIM_DRIVER_FUNCTION(cuDeviceGetCount, int*);
 KVSHIM_DRIVER_FUNCTION(cuDeviceGetAttribute, int*, CUdevice_attribute, CUdevice);
 KVSHIM_DRIVER_FUNCTION(cuDevicePrimaryCtxGetState, CUdevice, unsigned*, int*);
 KVSHIM_DRIVER_FUNCTION(cuDevicePrimaryCtxRelease_v2, CUdevice);
@@ -63,8 +65,8 @@ KVSHIM_DRIVER_FUNCTION(cuMemcpy3DAsync_v2, const CUDA_MEMCPY3D*, CUstream);
 KVSHIM_DRIVER_FUNCTION(cuMemcpy3DPeerAsync, const CUDA_MEMCPY3D_PEER*, CUstream);
 KVSHIM_DRIVER_FUNCTION(cuMemcpyPeerAsync, CUdeviceptr, CUcontext, CUdeviceptr, CUcontext,
                        std::size_t, CUstream);
-KVSHIM_DRIVER_FUNCTION(cuPointerGetAttribute, void*, CUpointer_attribute, CUdeviceptr);
 KVSHIM_DRIVER_FUNCTION(cuMemsetD8Async, CUdeviceptr, unsigned char, std::size_t, CUstream);
+KVSHIM_DRIVER_FUNCTION(cuPointerGetAttribute, void*, CUpointer_attribute, CUdeviceptr);
 KVSHIM_DRIVER_FUNCTION(cuStreamCreate, CUstream*, unsigned);
 KVSHIM_DRIVER_FUNCTION(cuStreamDestroy_v2, CUstream);
 KVSHIM_DRIVER_FUNCTION(cuStreamGetCtx, CUstream, CUcontext*);

@@ -75,12 +75,6 @@ Place place_of(const Reentry& guard, CUdeviceptr ptr, engine::BlockView* block) 
 
 }  // namespace
 
-KVSHIM_HOOK_DEF CUresult cuMemGetInfo_v2(std::size_t* free, std::size_t* total) {
-  const Reentry guard;
-  if (pass_through(guard)) return real::cuMemGetInfo_v2(free, total);
-  return engine::mem_info(free, total);
-}
-
 KVSHIM_HOOK_DEF CUresult cuMemGetAddressRange_v2(CUdeviceptr* base, std::size_t* size,
                                                  CUdeviceptr ptr) {
   const Reentry guard;

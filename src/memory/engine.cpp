@@ -24,6 +24,7 @@
 #include "memory/release.h"
 #include "memory/retired.h"
 #include "memory/route.h"
+#include "memory/spill.h"
 #include "telemetry/counters.h"
 #include "telemetry/summary.h"
 
@@ -42,8 +43,7 @@ void in_forked_child() {
   owners.forget();
   peers::forget();
   driver::forget_peers();
-  managed::forget();
-  host::forget();
+  spill::forget();
   forget_memset_jobs();
   driver::forget_devices();
   driver::forget_host_memory();
@@ -86,7 +86,7 @@ CUresult make_vmm(Owner& owner, std::uint64_t bytes, Block* block) noexcept {
 }
 
 CUresult make_host(Owner& owner, std::uint64_t bytes, Block* block) noexcept {
-  const CUresult code = host::create(owner.device(), bytes, &block->mapping);
+  const CUresult code = host::create(owner.device(), bytes, &block->mapping, &block->spilled);
   if (code == CUDA_SUCCESS) block->base = block->mapping.base;
   return code;
 }
@@ -97,7 +97,7 @@ CUresult make(Kind kind, Owner& owner, std::uint64_t bytes, Block* block) noexce
     case Kind::host:
       return make_host(owner, bytes, block);
     case Kind::managed:
-      return managed::create(owner.device(), bytes, &block->base);
+      return managed::create(owner.device(), bytes, &block->base, &block->spilled);
     case Kind::vmm:
       return make_vmm(owner, bytes, block);
     case Kind::native:
@@ -118,7 +118,7 @@ CUresult make_or_fall(Kind wanted, Owner& owner, std::uint64_t bytes, Block* blo
   }
   if (kind == Kind::managed) {
     CUresult code = make(kind, owner, bytes, block);
-    if (code == CUDA_ERROR_OUT_OF_MEMORY && retired::reap_managed() != 0) {
+    if (code != CUDA_SUCCESS && retired::reap_managed() != 0) {
       code = make(kind, owner, bytes, block);
     }
     if (code != CUDA_ERROR_NOT_SUPPORTED) return code;
@@ -278,17 +278,20 @@ CUresult mem_info(std::size_t* free, std::size_t* total) noexcept {
   if (code != CUDA_SUCCESS) return code;
   // A query asks a device nothing: where it is not known yet, nothing is held on it.
   CUdevice ordinal = 0;
-  const driver::Device* device =
-      driver::cuCtxGetDevice(&ordinal) == CUDA_SUCCESS ? driver::used_device(ordinal) : nullptr;
+  const bool known = driver::cuCtxGetDevice(&ordinal) == CUDA_SUCCESS;
+  const driver::Device* device = known ? driver::used_device(ordinal) : nullptr;
   std::uint64_t held = 0;
   if (device != nullptr) {
     for (Owner* owner = owners.first(); owner != nullptr; owner = Owners::next(*owner)) {
       if (&owner->device() == device) held += owner->slabs().free_bytes();
     }
   }
-  const std::uint64_t sum = real_free + held;
-  if (free != nullptr) *free = sum < real_total ? sum : real_total;
-  if (total != nullptr) *total = real_total;
+  std::uint64_t sum = real_free + held;
+  if (sum > real_total) sum = real_total;
+  const spill::Told extra = known ? spill::told(ordinal) : spill::Told{};
+  if (known) telemetry::note_real_memory(ordinal, real_free, real_total);
+  if (free != nullptr) *free = sum + extra.free;
+  if (total != nullptr) *total = real_total + extra.total;
   return CUDA_SUCCESS;
 }
 
@@ -335,7 +338,11 @@ void after_destroy(const Destruction& destruction, bool destroyed) noexcept {
   if (!destroyed || owner == nullptr) return;
   Block block;
   while (registry::take_next_of(*owner, block.base, &block)) {
-    if (is_mapping(block.kind)) release(block);  // the driver freed native and managed ones
+    if (is_mapping(block.kind)) {
+      release(block);
+    } else {
+      return_budget(block);  // the driver freed native and managed ones
+    }
     counters.kinds[static_cast<unsigned>(block.kind)].remove(block.bytes);
   }
   if (const Listener* sharing = listener.load(std::memory_order_acquire)) {

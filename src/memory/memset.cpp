@@ -57,9 +57,10 @@ void run_job(void* argument) {
 }
 
 // The CPU would fetch the pages back that KVSHIM_PREFETCH has moved to the GPU.
+// Not a block that is partly or all the device's: the CPU would draw it into host memory.
 bool by_cpu(const Block& block) noexcept {
   return block.kind == Kind::managed && options().memset == MemsetBy::cpu &&
-         !residency::prefetched(block.bytes);
+         block.spilled == block.bytes && !residency::prefetched(block.bytes);
 }
 
 bool captures(CUstream stream) noexcept {

@@ -198,7 +198,11 @@ void settle(Entry* chain, const Owner* owner, CUcontext context, bool destroyed)
     const bool ends = destroyed && owner != nullptr && entry->block.owner == owner;
     if (ends) {
       if (entry->event != nullptr) driver::cuEventDestroy_v2(entry->event);
-      if (is_mapping(entry->block.kind)) release(entry->block);  // others went with the context
+      if (is_mapping(entry->block.kind)) {
+        release(entry->block);
+      } else {
+        return_budget(entry->block);  // the memory went with the context
+      }
     }
     const Guard guard(lock);
     if (ends) {

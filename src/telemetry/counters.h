@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "base/kind.h"
+#include "driver/device.h"
 
 namespace kvshim::telemetry {
 
@@ -34,8 +35,17 @@ struct Bypass {
   }
 };
 
+// What of one device's blocks lives in host memory, and the driver's own figures, as last asked.
+struct DeviceCounters {
+  KindCounters spilled;
+  Count told{0};  // bytes added to the device's total (KVSHIM_MEMINFO=virtual)
+  Count real_total{0};
+  Count real_free{0};
+};
+
 struct Counters {
   KindCounters kinds[kKindCount];
+  DeviceCounters devices[driver::kMaxDevices];
   Bypass own_vmm;        // the host's cuMemCreate
   Bypass pool;           // cuMemAllocAsync, cuMemAllocFromPoolAsync
   Bypass pool_large;     // those of them at and over the threshold
@@ -67,6 +77,9 @@ inline bool anything_happened() noexcept {
   return busy(counters.ipc_imports) || busy(counters.own_vmm.calls) || busy(counters.pool.calls) ||
          busy(counters.own_managed.calls) || busy(counters.out_of_memory);
 }
+
+// What the driver itself says of a device.
+void note_real_memory(int device, std::uint64_t free, std::uint64_t total) noexcept;
 
 // In a forked child: counts start again.
 void reset() noexcept;

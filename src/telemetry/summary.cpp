@@ -111,6 +111,23 @@ void devices(Page& page) {
   });
 }
 
+// The device's own figures, whatever the program was told.
+void memory(Page& page) {
+  for (int index = 0; index < driver::kMaxDevices; ++index) {
+    const DeviceCounters& device = counters.devices[index];
+    if (get(device.spilled.blocks) != 0) {
+      page.line("  device {}: in host memory {} now, {} at most", index,
+                format_size(get(device.spilled.live_bytes)).c_str(),
+                format_size(get(device.spilled.peak_bytes)).c_str());
+    }
+    if (get(device.told) == 0) continue;
+    page.line("  device {}: the program was told of {} more than the {} that the device has", index,
+              format_size(get(device.told)).c_str(), format_size(get(device.real_total)).c_str());
+    page.line("    of which {} were free when last asked",
+              format_size(get(device.real_free)).c_str());
+  }
+}
+
 void shared(Page& page) {
   const std::uint64_t refused = get(counters.ipc_refused);
   if (get(counters.ipc_exports) + get(counters.ipc_imports) + refused == 0) return;
@@ -185,6 +202,7 @@ void write_summary() {
   kinds(page);
   times(page);
   devices(page);
+  memory(page);
   shared(page);
   bypassed(page);
   neighbours(page);

@@ -85,6 +85,11 @@ TEST_CASE("an empty environment gives the documented defaults") {
   CHECK(options.log == LogLevel::warn);
   CHECK(std::string(options.log_file).empty());
   CHECK(options.summary == false);
+  CHECK(options.host_limit == kAuto);
+  CHECK(options.host_reserve == kAuto);
+  CHECK(options.spill_limit == kAuto);
+  CHECK(options.meminfo == MemInfo::real);
+  CHECK(options.nvml == false);
 }
 
 TEST_CASE("every default text of the table is accepted by its own parser") {
@@ -189,6 +194,27 @@ TEST_CASE("KVSHIM_ZERO_THREADS is auto or 1 to 64") {
   takes("KVSHIM_ZERO_THREADS", &Options::zero_threads, "64", 64u);
   refuses("KVSHIM_ZERO_THREADS", &Options::zero_threads,
           {"", "0", "65", "-1", "+4", "4.0", "0x4", "4 4", "99999999999999999999", "all"});
+}
+
+TEST_CASE("the limits on host memory are sizes or auto, and only one of them may be never") {
+  takes("KVSHIM_HOST_LIMIT", &Options::host_limit, "64GiB", 64 * kGiB);
+  takes("KVSHIM_HOST_LIMIT", &Options::host_limit, "0", 0);
+  takes("KVSHIM_HOST_LIMIT", &Options::host_limit, "auto", kAuto);
+  takes("KVSHIM_HOST_RESERVE", &Options::host_reserve, "512MiB", 512 * kMiB);
+  takes("KVSHIM_SPILL_LIMIT", &Options::spill_limit, "never", kNever);
+  takes("KVSHIM_SPILL_LIMIT", &Options::spill_limit, "auto", kAuto);
+  refuses("KVSHIM_HOST_LIMIT", &Options::host_limit, {"never", "", "64", "-1", "automatic"});
+  refuses("KVSHIM_HOST_RESERVE", &Options::host_reserve, {"never", "5%"});
+  refuses("KVSHIM_SPILL_LIMIT", &Options::spill_limit, {"none", "12"});
+  refuses("KVSHIM_THRESHOLD", &Options::threshold, {"auto"});
+}
+
+TEST_CASE("KVSHIM_MEMINFO is real or virtual, KVSHIM_NVML 0 or 1") {
+  takes("KVSHIM_MEMINFO", &Options::meminfo, "real", MemInfo::real);
+  takes("KVSHIM_MEMINFO", &Options::meminfo, "virtual", MemInfo::with_spill);
+  refuses("KVSHIM_MEMINFO", &Options::meminfo, {"", "0", "1", "virtually"});
+  takes("KVSHIM_NVML", &Options::nvml, "1", true);
+  refuses("KVSHIM_NVML", &Options::nvml, {"yes"});
 }
 
 TEST_CASE("KVSHIM_LOG is a level") {

@@ -1,17 +1,16 @@
 // Builds a host block piece by piece and undoes it; see host.h.
 #include "memory/kinds/host.h"
 
-#include <atomic>
-
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/options.h"
 #include "base/sizes.h"
-#include "driver/capture.h"
 #include "driver/errors.h"
 #include "driver/functions.h"
 #include "driver/host_memory.h"
-#include "memory/host_budget.h"
+#include "driver/zero.h"
 #include "memory/placement.h"
+#include "memory/spill.h"
 #include "telemetry/counters.h"
 
 namespace kvshim::host {
@@ -25,14 +24,11 @@ using driver::HostMemory;
 
 constexpr std::uint64_t kProgressEveryUs = 5'000'000;
 
-// Bytes that blocks being built right now will still take: two threads must not both find the same
-// memory available.
-constinit std::atomic<std::uint64_t> to_build{0};
-
 class Builder {
  public:
-  Builder(HostMemory& memory, const driver::Device& device, HandleStep step) noexcept
-      : memory_(memory), device_(device), step_(step) {}
+  Builder(HostMemory& memory, const driver::Device& device, HandleStep step,
+          spill::Promise& promise) noexcept
+      : memory_(memory), device_(device), step_(step), promise_(promise) {}
   Builder(const Builder&) = delete;
   Builder& operator=(const Builder&) = delete;
 
@@ -49,7 +45,7 @@ class Builder {
       log::info("building a host block: {} of {}", format_size(mapped_).c_str(),
                 format_size(block_.bytes).c_str());
     }
-    if (code == CUDA_SUCCESS && !memory_.cpu_access()) code = zero_by_device();
+    if (code == CUDA_SUCCESS && !memory_.cpu_access()) code = driver::zero(block_.base, block_.bytes);
     if (code != CUDA_SUCCESS) {
       undo();
       return code;
@@ -103,10 +99,8 @@ class Builder {
   }
 
   CUresult add_piece(bool* refused) noexcept {
-    const std::uint64_t step = round_up(handle_bytes, memory_.granularity());
-    const std::uint64_t left = block_.bytes - mapped_;
-    const std::uint64_t bytes = left < step ? left : step;
-    if (mapped_ != 0 && !enough(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+    const std::uint64_t bytes = next_piece();
+    if (bytes == 0) return CUDA_ERROR_OUT_OF_MEMORY;
     CUmemGenericAllocationHandle handle = 0;
     CUresult code = create_handle(bytes, &handle, refused);
     if (code != CUDA_SUCCESS) return code;
@@ -114,6 +108,7 @@ class Builder {
     code = driver::cuMemMap(at, bytes, 0, handle, 0);
     if (code == CUDA_SUCCESS) {
       mapped_ += bytes;
+      promise_.placed(bytes);
       if (bytes == block_.bytes) {
         block_.handle = handle;
         handle = 0;
@@ -125,6 +120,18 @@ class Builder {
     if (handle != 0) check("cuMemRelease", driver::cuMemRelease(handle));
     if (code == CUDA_SUCCESS) code = open(at, bytes);
     return code;
+  }
+
+  // 0: the host has no more. A block of one handle can be exported: it is not cut where memory is
+  // short, for it was measured just now.
+  std::uint64_t next_piece() noexcept {
+    const std::uint64_t most = round_up(handle_bytes, memory_.granularity());
+    if (block_.bytes <= most) return block_.bytes;
+    const std::uint64_t piece = promise_.next_piece();
+    if (piece == 0) return 0;
+    const std::uint64_t left = block_.bytes - mapped_;
+    const std::uint64_t whole = round_up(piece < most ? piece : most, memory_.granularity());
+    return left < whole ? left : whole;
   }
 
   // Access for the device and the CPU, and the CPU's zeroes.
@@ -152,31 +159,6 @@ class Builder {
     return CUDA_SUCCESS;
   }
 
-  // Done when it returns, so that every stream finds the zeroes. In a stream of its own: the legacy
-  // one would wait for the program's work, and cannot be used at all while a blocking stream
-  // captures.
-  CUresult zero_by_device() noexcept {
-    const driver::RelaxedCapture relaxed;
-    CUstream stream = nullptr;
-    CUresult code = driver::cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING);
-    if (code != CUDA_SUCCESS) return code;
-    code = driver::cuMemsetD8Async(block_.base, 0, block_.bytes, stream);
-    const CUresult done = driver::cuStreamSynchronize(stream);
-    driver::cuStreamDestroy_v2(stream);
-    return code != CUDA_SUCCESS ? code : done;
-  }
-
-  bool enough(std::uint64_t bytes) const noexcept {
-    const host_budget::Budget budget = host_budget::measure();
-    if (bytes <= budget.available) return true;
-    log::warn(
-        "a host block of {} bytes ({}) refused while it was built: {} leaves {} bytes ({}), it "
-        "lacks another {}",
-        block_.bytes, format_size(block_.bytes).c_str(), budget.limited_by, budget.available,
-        format_size(budget.available).c_str(), block_.bytes - mapped_);
-    return false;
-  }
-
   bool check(const char* function, CUresult code) const noexcept {
     if (code == CUDA_SUCCESS) return true;
     log::error(
@@ -199,49 +181,40 @@ class Builder {
   HostMemory& memory_;
   const driver::Device& device_;
   HandleStep step_;
+  spill::Promise& promise_;
   vmm::Mapping block_;  // bytes: what is reserved
   std::uint64_t mapped_ = 0;
 };
 
-// Promises `bytes` if the host has them beyond what is promised already.
-bool promise(std::uint64_t bytes) noexcept {
-  const std::uint64_t promised = to_build.fetch_add(bytes, std::memory_order_acq_rel) + bytes;
-  const host_budget::Budget budget = host_budget::measure();
-  const std::uint64_t available = budget.available - budget.available / 50;
-  if (promised >= bytes && promised <= available) return true;
-  to_build.fetch_sub(bytes, std::memory_order_acq_rel);
-  log::warn(
-      "a host block of {} bytes ({}) refused: {} leaves {} bytes ({}), other blocks being built "
-      "will take {}",
-      bytes, format_size(bytes).c_str(), budget.limited_by, available,
-      format_size(available).c_str(), promised - bytes);
-  return false;
-}
-
 }  // namespace
 
-CUresult create(driver::Device& device, std::uint64_t bytes, vmm::Mapping* out) noexcept {
+CUresult create(driver::Device& device, std::uint64_t bytes, vmm::Mapping* out,
+                std::uint64_t* spilled) noexcept {
   HostMemory& memory = driver::host_memory(device);
   if (memory.step() == HandleStep::unsupported) return CUDA_ERROR_NOT_SUPPORTED;
   const std::uint64_t whole = round_up(bytes, memory.granularity());
-  if (whole < bytes || !promise(whole)) return CUDA_ERROR_OUT_OF_MEMORY;
-  CUresult code = CUDA_ERROR_NOT_SUPPORTED;
+  if (whole < bytes) return CUDA_ERROR_OUT_OF_MEMORY;
   for (;;) {
     const HandleStep step = memory.step();
-    if (step == HandleStep::unsupported) break;
+    if (step == HandleStep::unsupported) return CUDA_ERROR_NOT_SUPPORTED;
+    spill::Promise promise(device.ordinal(), whole, "host", memory.node());
+    if (!promise.granted()) {
+      // With the device's memory told as well, a kind that lies there may take the block.
+      const bool other = options().meminfo == MemInfo::with_spill;
+      promise.refuse(other ? LogLevel::info : LogLevel::warn);
+      return other ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_OUT_OF_MEMORY;
+    }
     bool refused = false;
-    Builder builder(memory, device, step);
-    code = builder.build(whole, &refused);
-    if (code == CUDA_SUCCESS) *out = builder.block();
-    if (!refused) break;  // else once more, with the handles that the refusal has left
-    code = CUDA_ERROR_NOT_SUPPORTED;
+    Builder builder(memory, device, step, promise);
+    const CUresult code = builder.build(whole, &refused);
+    if (code == CUDA_SUCCESS) {
+      promise.keep();
+      *out = builder.block();
+      *spilled = whole;
+      return code;
+    }
+    if (!refused) return code;  // else once more, with the handles that the refusal has left
   }
-  to_build.fetch_sub(whole, std::memory_order_acq_rel);
-  return code;
-}
-
-void forget() noexcept {
-  to_build.store(0, std::memory_order_relaxed);
 }
 
 }  // namespace kvshim::host

@@ -262,6 +262,12 @@ KVSIM_CONTROL void kvsim_clear_traffic(void) {
   for (Device& d : state().devices) d.tier.traffic = {};
 }
 
+KVSIM_CONTROL uint64_t kvsim_device_memory(int device) {
+  const Lock lock(state().mutex);
+  const auto index = static_cast<std::size_t>(device);
+  return index < state().devices.size() ? state().devices[index].memory : 0;
+}
+
 KVSIM_CONTROL uint64_t kvsim_violations(void) {
   const Lock lock(state().mutex);
   return state().counters.violations;
