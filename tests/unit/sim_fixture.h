@@ -15,6 +15,7 @@
 #include "memory/peers.h"
 #include "memory/registry.h"
 #include "memory/retired.h"
+#include "memory/tally.h"
 #include "sim.h"
 #include "support/catch.h"
 #include "telemetry/counters.h"
