@@ -94,8 +94,8 @@ class Parser {
   // Letters and underscores: the name of a condition or a kind.
   std::string_view take_word() {
     const std::size_t start = at_;
-    while (!at_end() && (text_[at_] == '_' || (ascii::lower(text_[at_]) >= 'a' &&
-                                               ascii::lower(text_[at_]) <= 'z'))) {
+    while (!at_end() && (text_[at_] == '_' ||
+                         (ascii::lower(text_[at_]) >= 'a' && ascii::lower(text_[at_]) <= 'z'))) {
       ++at_;
     }
     const std::string_view word = text_.substr(start, at_ - start);
@@ -151,7 +151,8 @@ class Parser {
     bool good = !value.empty() && value.size() < Rule::kLibraryMax;
     for (const char c : value) good = good && c != '/' && !ascii::is_space(c);
     if (!good) {
-      return refuse(start, "a file name (no path) of at most 63 characters, in which * and ? may stand");
+      return refuse(start,
+                    "a file name (no path) of at most 63 characters, in which * and ? may stand");
     }
     memcpy(rule->library, value.data(), value.size());
     rule->library[value.size()] = '\0';

@@ -42,7 +42,8 @@ struct RuleError {
   const char* expected = "";
 };
 
-// Parses the whole text. False: refused, *into untouched, *error filled. An empty text has no rules.
+// Parses the whole text. False: refused, *into untouched, *error filled. An empty text has no
+// rules.
 bool parse_rules(std::string_view text, Rules* into, RuleError* error);
 
 // A rule as it was understood, in the grammar itself.

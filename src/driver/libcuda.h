@@ -13,8 +13,9 @@ void* real_dlvsym(void* handle, const char* name, const char* version) noexcept;
 void* real_dlsym_address() noexcept;
 void* real_dlvsym_address() noexcept;
 
-// The driver library if the process has loaded it by whatever way, NULL if not (yet). The handle is kept for ever, so that the driver stays loaded. Takes the loader's lock:
-// for the look-up path only. dlerror() is clean afterwards.
+// The driver library if the process has loaded it by whatever way, NULL if not (yet). The handle is
+// kept for ever, so that the driver stays loaded. Takes the loader's lock: for the look-up path
+// only. dlerror() is clean afterwards.
 void* handle() noexcept;
 
 // Whether the driver is loaded, and its function of exactly this exported name, or NULL. Neither

@@ -1,9 +1,10 @@
 // Walks the stack with the unwinder that the process has already; see caller.h.
 //
-// Why libgcc_s and not a chain of return addresses: neither the CUDA runtime nor most libraries keep
-// frame pointers. Why not linked in: the static unwinder needs glibc 2.35 (_dl_find_object), malloc,
-// and a destructor; libgcc_s.so.1 is there in every process with C++ in it (Python with any of the
-// frameworks). It is looked up, never loaded: dlopen would take the loader's lock inside a call.
+// Why libgcc_s and not a chain of return addresses: neither the CUDA runtime nor most libraries
+// keep frame pointers. Why not linked in: the static unwinder needs glibc 2.35 (_dl_find_object),
+// malloc, and a destructor; libgcc_s.so.1 is there in every process with C++ in it (Python with any
+// of the frameworks). It is looked up, never loaded: dlopen would take the loader's lock inside a
+// call.
 #include "memory/caller.h"
 
 #include <errno.h>

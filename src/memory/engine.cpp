@@ -210,8 +210,8 @@ CUresult allocate(CUdeviceptr* out, std::size_t bytes) noexcept {
   Block block;
   block.bytes = bytes;
   block.owner = owner;
-  code = registry::reserve() ? make_or_spill(&way, *owner, bytes, &block)
-                             : CUDA_ERROR_OUT_OF_MEMORY;
+  code =
+      registry::reserve() ? make_or_spill(&way, *owner, bytes, &block) : CUDA_ERROR_OUT_OF_MEMORY;
   if (code != CUDA_SUCCESS) {
     if (code == CUDA_ERROR_OUT_OF_MEMORY) {
       counters.out_of_memory.fetch_add(1, std::memory_order_relaxed);

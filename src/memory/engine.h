@@ -31,7 +31,8 @@ CUresult allocate(CUdeviceptr* out, std::size_t bytes) noexcept;
 bool takes_async(std::size_t bytes) noexcept;
 bool takes_async_spill(std::size_t bytes) noexcept;
 
-// KVSHIM_DRY_RUN: the driver has just made this block, and the engine notes what it would have been.
+// KVSHIM_DRY_RUN: the driver has just made this block, and the engine notes what it would have
+// been.
 void note_dry(CUdeviceptr base, std::size_t bytes) noexcept;
 
 // cuMemFree of one of our blocks: waits for all work of the owner context, from any thread. False

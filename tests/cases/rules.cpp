@@ -16,7 +16,9 @@ bool became(const Result& result, std::size_t bytes, const char* kind, const cha
 }
 }  // namespace
 
-CASE("rules by library: through the shared runtime and through the driver, the first stranger asks") {
+CASE(
+    "rules by library: through the shared runtime and through the driver, the first stranger "
+    "asks") {
   const Result result =
       run(kPreloaded, "askers",
           {{"KVSHIM_RULES", "lib=libasker_nccl*:native; lib=libasker_*:managed; lib=cases_*:vmm"},
@@ -40,8 +42,10 @@ SCENE(askers) {
     void* const library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     EXPECT(library != nullptr);
     if (library == nullptr) return 1;
-    const auto runtime = reinterpret_cast<void* (*)(std::size_t)>(dlsym(library, "asker_by_runtime"));
-    const auto driver = reinterpret_cast<CUdeviceptr (*)(std::size_t)>(dlsym(library, "asker_by_driver"));
+    const auto runtime =
+        reinterpret_cast<void* (*)(std::size_t)>(dlsym(library, "asker_by_runtime"));
+    const auto driver =
+        reinterpret_cast<CUdeviceptr (*)(std::size_t)>(dlsym(library, "asker_by_driver"));
     void* const first = runtime(bytes);
     EXPECT(first != nullptr);
     const CUdeviceptr second = driver(bytes + kMiB);
@@ -55,8 +59,8 @@ SCENE(askers) {
 }
 
 CASE("a bad rule: said once, loudly; the threshold decides alone") {
-  const Result result = run(kPreloaded, "three_blocks",
-                            small_threshold({{"KVSHIM_RULES", "*:native; size>4X:vmm"}}));
+  const Result result =
+      run(kPreloaded, "three_blocks", small_threshold({{"KVSHIM_RULES", "*:native; size>4X:vmm"}}));
   EXPECT_IN(result.ended(0), result.show());
   EXPECT_IN(result.lines("KVSHIM_RULES is refused as a whole").size() == 1, result.err);
   EXPECT_IN(result.lines("at character 16: \"4X:vmm\"").size() == 1, result.err);
@@ -83,7 +87,9 @@ CASE("the account says why, rule by rule, and which rules matched nothing") {
   EXPECT_IN(summary.says("rule 2, device=7:vmm, matched nothing"), summary.text);
 }
 
-CASE("a dry run: the same driver calls for memory as bare, and an account of what would have moved") {
+CASE(
+    "a dry run: the same driver calls for memory as bare, and an account of what would have "
+    "moved") {
   const Result bare = run(kBare, "every_way");
   const Result result =
       run(kPreloaded, "every_way",
@@ -96,7 +102,7 @@ CASE("a dry run: the same driver calls for memory as bare, and an account of wha
   }
   EXPECT_IN(result.out == bare.out, difference(bare.out, result.out));
   Summary summary = summary_of(result.err);
-  EXPECT_IN(summary.says("summary of a dry run: nothing was moved"), result.err);
+  EXPECT_IN(result.lines("summary of a dry run: nothing was moved").size() == 1, result.err);
   const auto managed = summary.kinds["managed"], vmm = summary.kinds["vmm"];
   EXPECT_IN(managed.blocks == 3 && managed.live == 0, summary.text);
   EXPECT_IN(managed.peak_bytes == "128 MiB" && managed.bytes == "320 MiB", summary.text);
@@ -126,8 +132,8 @@ SCENE(every_way) {
 CASE("KVSHIM_ASYNC=route: rules take stream-ordered allocations too, native leaves them") {
   const Result result =
       run(kPreloaded, "pools",
-          small_threshold({{"KVSHIM_ASYNC", "route"},
-                           {"KVSHIM_RULES", "size=4KiB:vmm; size=80MiB:native"}}));
+          small_threshold(
+              {{"KVSHIM_ASYNC", "route"}, {"KVSHIM_RULES", "size=4KiB:vmm; size=80MiB:native"}}));
   EXPECT_IN(result.ended(0), result.show());
   Summary summary = summary_of(result.err);
   EXPECT_IN(summary.kinds["vmm"].blocks == 1 && summary.kinds["managed"].blocks == 1, summary.text);
@@ -183,7 +189,9 @@ SCENE(more_than_there_is) {
   return 0;
 }
 
-CASE("a block of most of the device: one line with the remedy; the ceiling keeps it out of the host") {
+CASE(
+    "a block of most of the device: one line with the remedy; the ceiling keeps it out of the "
+    "host") {
   const Environment small_device = small_threshold({{"KVSIM_MEMORY", "200M"}});
   const Result result = run(kPreloaded, "preallocates", small_device);
   EXPECT_IN(result.ended(0), result.show());

@@ -103,7 +103,8 @@ TEST_CASE("the table's rows are complete, and no name appears twice") {
     CAPTURE(option.env);
     CHECK(std::string(option.env).rfind("KVSHIM_", 0) == 0);
     CHECK(names.insert(option.env).second);
-    CHECK(std::set<std::string>{"size", "choice", "bool", "count", "text", "rules"}.count(option.type) == 1);
+    CHECK(std::set<std::string>{"size", "choice", "bool", "count", "text", "rules"}.count(
+              option.type) == 1);
     CHECK(std::string(option.doc).size() > 20);
     CHECK(std::string(option.doc).back() == '.');
     CHECK_FALSE(std::string(option.allowed).empty());
@@ -202,8 +203,8 @@ TEST_CASE("a bad rule: none is used, and one line says where and what was expect
 }
 
 TEST_CASE("rules that are understood are written down at info level, sizes exactly") {
-  const auto child = in_child(
-      {{"KVSHIM_LOG", "info"}, {"KVSHIM_RULES", "size>1GiB:managed;*:vmm"}}, [] { log_options(); });
+  const auto child = in_child({{"KVSHIM_LOG", "info"}, {"KVSHIM_RULES", "size>1GiB:managed;*:vmm"}},
+                              [] { log_options(); });
   CHECK(child.lines().find("info: KVSHIM_RULES = 2 rules, from the environment\n") !=
         std::string::npos);
   CHECK(child.lines().find("info: rule 1: size>=1073741825B:managed\n") != std::string::npos);

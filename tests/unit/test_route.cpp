@@ -246,7 +246,8 @@ TEST_CASE("cached memory is given back before anything spills") {
   CHECK(by(Why::pressure) == 0);
 }
 
-TEST_CASE("a dry run: the driver's own calls and no others, and an account of what would have been") {
+TEST_CASE(
+    "a dry run: the driver's own calls and no others, and an account of what would have been") {
   With options;
   options->dry_run = true;
   options.rules("size=4KiB:managed");

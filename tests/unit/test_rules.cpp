@@ -32,8 +32,9 @@ struct Request {
 };
 
 unsigned match(const Rules& rules, const Request& request) {
-  const std::uint64_t values[kSubjectCount] = {request.bytes,      request.device, request.nth,
-                                               request.device_nth, request.held,   request.device_held};
+  const std::uint64_t values[kSubjectCount] = {request.bytes, request.device,
+                                               request.nth,   request.device_nth,
+                                               request.held,  request.device_held};
   return first_match(rules, values, [&] { return std::string_view(request.library); });
 }
 unsigned match(const char* text, const Request& request) {
@@ -71,10 +72,11 @@ TEST_CASE("ranges: both ends included, and the four comparisons to the byte") {
     std::uint64_t first;  // of the sizes that match
     std::uint64_t last;
   };
-  for (const Row row : {Row{"size=1GiB..8GiB:vmm", kGiB, 8 * kGiB}, Row{"size=1GiB:vmm", kGiB, kGiB},
-                        Row{"size>1GiB:vmm", kGiB + 1, ~0ull}, Row{"size>=1GiB:vmm", kGiB, ~0ull},
-                        Row{"size<1GiB:vmm", 0, kGiB - 1}, Row{"size<=1GiB:vmm", 0, kGiB},
-                        Row{"size=1.5G..2G:vmm", 3 * kGiB / 2, 2 * kGiB}}) {
+  for (const Row row :
+       {Row{"size=1GiB..8GiB:vmm", kGiB, 8 * kGiB}, Row{"size=1GiB:vmm", kGiB, kGiB},
+        Row{"size>1GiB:vmm", kGiB + 1, ~0ull}, Row{"size>=1GiB:vmm", kGiB, ~0ull},
+        Row{"size<1GiB:vmm", 0, kGiB - 1}, Row{"size<=1GiB:vmm", 0, kGiB},
+        Row{"size=1.5G..2G:vmm", 3 * kGiB / 2, 2 * kGiB}}) {
     INFO(row.rule);
     CHECK(match(row.rule, {.bytes = row.first}) == 1);
     CHECK(match(row.rule, {.bytes = row.last}) == 1);
