@@ -10,13 +10,12 @@
     }                                                                              \
     return own;                                                                    \
   }
-#define VICTIMS(X)                                                                                \
-  X(log_line)                                                                                     \
-  X(real_dlsym)                                                                                   \
-  X(real_dlvsym)                                                                                  \
-  X(init) X(get_proc_address) X(options) X(symbol) X(handle) X(find_hook) X(hook_table) X(decide) \
-      X(kvshim_decide_dlsym) X(kvshim_decide_dlvsym) X(kvshim_thunk_dlsym) X(allocate) X(release) \
-          X(route) X(lookup)
+#define VICTIMS(X)                                                                                 \
+  X(log_line)                                                                                      \
+  X(real_dlsym)                                                                                    \
+  X(real_dlvsym) X(init) X(get_proc_address) X(options) X(symbol) X(handle) X(find_hook)           \
+      X(hook_table) X(decide) X(kvshim_decide_dlsym) X(kvshim_decide_dlvsym) X(kvshim_thunk_dlsym) \
+          X(allocate) X(release) X(route) X(lookup)
 VICTIMS(VICTIM)
 
 // The same with C++ names.
