@@ -61,6 +61,11 @@ constexpr Word<PeerPolicy> kPeers[] = {
     {"off", PeerPolicy::off},
 };
 constexpr Word<MemInfo> kMemInfos[] = {{"real", MemInfo::real}, {"virtual", MemInfo::with_spill}};
+constexpr Word<SpillPolicy> kSpills[] = {
+    {"threshold", SpillPolicy::threshold},
+    {"pressure", SpillPolicy::pressure},
+    {"both", SpillPolicy::both},
+};
 constexpr Word<HandleChoice> kHandles[] = {
     {"auto", HandleChoice::automatic},
     {"fabric", HandleChoice::fabric},
@@ -95,34 +100,34 @@ constexpr const auto& words_of(const PeerPolicy*) {
 constexpr const auto& words_of(const MemInfo*) {
   return kMemInfos;
 }
+constexpr const auto& words_of(const SpillPolicy*) {
+  return kSpills;
+}
 constexpr const auto& words_of(const HandleChoice*) {
   return kHandles;
 }
 
-std::string_view trimmed(const char* text) {
-  std::string_view view(text);
+std::string_view trimmed(std::string_view view) {
   while (!view.empty() && ascii::is_space(view.front())) view.remove_prefix(1);
   while (!view.empty() && ascii::is_space(view.back())) view.remove_suffix(1);
   return view;
 }
 
-bool same_word(std::string_view a, std::string_view b) {
-  if (a.size() != b.size()) return false;
-  for (std::size_t i = 0; i < a.size(); ++i)
-    if (ascii::lower(a[i]) != ascii::lower(b[i])) return false;
-  return true;
-}
-
 // ---- one parser and one printer for each type of option ----
 
 template <typename T>
-bool parse_value(const char* text, std::string_view, T* value) {
+bool parse_word(std::string_view text, T* value) {
   for (const auto& word : words_of(value)) {
     if (!same_word(trimmed(text), word.text)) continue;
     *value = word.value;
     return true;
   }
   return false;
+}
+
+template <typename T>
+bool parse_value(const char* text, std::string_view, T* value) {
+  return parse_word(text, value);
 }
 
 // A size. "never" and "auto" are sizes only where the option's allowed values say so.
@@ -161,6 +166,11 @@ bool parse_value(const char* text, std::string_view, const char** value) {
   return true;
 }
 
+bool parse_value(const char* text, std::string_view, Rules* value) {
+  RuleError error;
+  return parse_rules(text, value, &error);
+}
+
 struct ValueText {
   char text[96];
 };
@@ -186,6 +196,9 @@ ValueText show(std::uint64_t value) {
 ValueText show(unsigned value) {
   return value == 0 ? value_text("auto") : value_text("{}", value);
 }
+ValueText show(const Rules& value) {
+  return value_text("{} rules", value.count);
+}
 ValueText show(const char* value) {
   return value_text("\"{}\"", value);
 }
@@ -201,6 +214,9 @@ constexpr const char* type_name(const unsigned*) {
 }
 constexpr const char* type_name(const char* const*) {
   return "text";
+}
+constexpr const char* type_name(const Rules*) {
+  return "rules";
 }
 template <typename Enum>
 constexpr const char* type_name(const Enum*) {
@@ -248,11 +264,26 @@ void publish(const Options& parsed, const Origin* from) {
 
 // ---- what was refused ----
 
+// Rules are long: the place in them, and what is there.
+void report_refused_rules(const OptionInfo& option, std::string_view text) {
+  Rules rules;
+  RuleError error;
+  if (parse_rules(text, &rules, &error)) return;  // the program has changed it since
+  const std::string_view rest = text.substr(error.at - 1).substr(0, 40);
+  log::error("{} is refused as a whole, no rule is used: expected {} at character {}{}{}{}",
+             option.env, error.expected, error.at, rest.empty() ? ", the end" : ": \"",
+             fmt::string_view(rest.data(), rest.size()), rest.empty() ? "" : "\"");
+}
+
 void report_refused() {
   for (unsigned i = 0; i < kCount; ++i) {
     if (origins[i] != Origin::refused) continue;
     const OptionInfo& option = kTable[i];
     const char* value = from_environment(option.env);
+    if (value != nullptr && std::string_view(option.type) == "rules") {
+      report_refused_rules(option, value);
+      continue;
+    }
     const std::string_view shown = std::string_view(value != nullptr ? value : "").substr(0, 128);
     log::error("{}=\"{}\" is not understood ({}); using the default {}", option.env,
                fmt::string_view(shown.data(), shown.size()), option.allowed,
@@ -333,7 +364,25 @@ void report_unknown() {
   errno = saved_errno;
 }
 
+// As they were understood: sizes in bytes never hide a lost unit.
+void report_rules(const Rules& rules) {
+  for (unsigned index = 0; index < rules.count; ++index) {
+    log::info("rule {}: {}", index + 1, describe(rules.list[index]).text);
+  }
+}
+
 }  // namespace
+
+bool same_word(std::string_view a, std::string_view b) {
+  if (a.size() != b.size()) return false;
+  for (std::size_t i = 0; i < a.size(); ++i)
+    if (ascii::lower(a[i]) != ascii::lower(b[i])) return false;
+  return true;
+}
+
+bool parse_kind(std::string_view text, Kind* kind) {
+  return parse_word(text, kind);
+}
 
 OptionTable option_table() {
   return {kTable, kCount};
@@ -382,6 +431,7 @@ void log_options() {
 #define KVSHIM_OPTION(field, type, env, default_text, allowed, doc) say(env, show(now.field));
 #include "base/options.def"
 #undef KVSHIM_OPTION
+  report_rules(now.rules);
 }
 
 }  // namespace kvshim

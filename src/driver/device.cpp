@@ -180,7 +180,7 @@ void Device::ask(CUdevice ordinal) noexcept {
     return;
   }
   ask_granularity();
-  if (step == HandleStep::fabric) {
+  if (step == HandleStep::fabric && !options().dry_run) {
     prove_fabric();
     ask_granularity();
   }

@@ -197,7 +197,7 @@ namespace {
 // dl_iterate_phdr does not take the lock that dlopen holds while it runs constructors: a thread
 // that a constructor waits for may make its first CUDA call.
 struct Search {
-  const char* library;  // how its file name begins
+  const char* object;   // how its file name begins
   const char* name;     // what to look for by name, or NULL
   const void* address;  // or by address, or NULL
   void* found;
@@ -207,7 +207,7 @@ struct Search {
 int visit(dl_phdr_info* info, std::size_t, void* argument) {
   auto* search = static_cast<Search*>(argument);
   const char* const slash = std::strrchr(info->dlpi_name, '/');
-  if (!starts_with(slash == nullptr ? info->dlpi_name : slash + 1, search->library)) return 0;
+  if (!starts_with(slash == nullptr ? info->dlpi_name : slash + 1, search->object)) return 0;
   search->loaded = true;
   link_map map{};
   map.l_addr = info->dlpi_addr;
@@ -234,9 +234,19 @@ bool loaded() noexcept {
   return search.loaded;
 }
 
+bool load() noexcept {
+  if (loaded()) return true;
+  if (dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL) != nullptr) return true;
+  dlerror();
+  return false;
+}
+
 void* symbol(const char* name) noexcept {
-  const char* const library = starts_with(name, "nvml") ? "libnvidia-ml.so" : "libcuda.so";
-  Search search{library, name, nullptr, nullptr, false};
+  return symbol_of(starts_with(name, "nvml") ? "libnvidia-ml.so" : "libcuda.so", name);
+}
+
+void* symbol_of(const char* object, const char* name) noexcept {
+  Search search{object, name, nullptr, nullptr, false};
   dl_iterate_phdr(visit, &search);
   return search.found;
 }
@@ -251,7 +261,10 @@ bool contains(const void* code) noexcept {
   Dl_info info;
   if (dladdr(code, &info) == 0 || info.dli_fname == nullptr) return false;
   const char* const slash = std::strrchr(info.dli_fname, '/');
-  const char* const file = slash == nullptr ? info.dli_fname : slash + 1;
+  return is_driver_file(slash == nullptr ? info.dli_fname : slash + 1);
+}
+
+bool is_driver_file(const char* file) noexcept {
   // Not "libcuda": libcudart is the program's side of the border.
   return starts_with(file, "libcuda.so") || starts_with(file, "libcudadebugger.so") ||
          starts_with(file, "libnvidia-");

@@ -10,6 +10,7 @@
 #include "base/options.h"
 #include "base/sizes.h"
 #include "driver/capture.h"
+#include "driver/contexts.h"
 #include "driver/device.h"
 #include "driver/errors.h"
 #include "driver/host_memory.h"
@@ -25,6 +26,7 @@
 #include "memory/retired.h"
 #include "memory/route.h"
 #include "memory/spill.h"
+#include "memory/tally.h"
 #include "telemetry/counters.h"
 #include "telemetry/summary.h"
 
@@ -47,6 +49,7 @@ void in_forked_child() {
   forget_memset_jobs();
   driver::forget_devices();
   driver::forget_host_memory();
+  tally::forget();
   telemetry::reset();
 }
 
@@ -57,7 +60,9 @@ void prepare() noexcept {
     return;
   if (prepared.exchange(true, std::memory_order_acq_rel)) return;
   pthread_atfork(nullptr, nullptr, in_forked_child);
-  if (options().summary || options().log >= LogLevel::info) atexit(telemetry::write_summary);
+  if (options().summary || options().dry_run || options().log >= LogLevel::info) {
+    atexit(telemetry::write_summary);
+  }
 }
 
 // May memory be allocated or freed here and now? The driver's own answer, for 70 ns and without any
@@ -131,6 +136,47 @@ CUresult make_or_fall(Kind wanted, Owner& owner, std::uint64_t bytes, Block* blo
   return code;
 }
 
+// Blocks that share a page of the device are no host blocks: nobody needs a page of host memory
+// each. They become `instead`.
+Kind suited(Kind kind, std::uint64_t bytes, const driver::Device& device, Kind instead) noexcept {
+  return kind == Kind::host && bytes < device.granularity() ? instead : kind;
+}
+
+// A block that device memory cannot take goes to host memory instead of failing, where the user
+// wants that. Out of memory there too is the same 2.
+CUresult make_or_spill(Route* route, Owner& owner, std::uint64_t bytes, Block* block) noexcept {
+  CUresult code = make_or_fall(route->kind, owner, bytes, block);
+  if (code == CUDA_SUCCESS && block->kind != route->kind) route->why = Why::fallback;
+  if (code != CUDA_ERROR_OUT_OF_MEMORY || uses_host(route->kind) || !may_spill(bytes, options())) {
+    return code;
+  }
+  const Kind spilled = suited(spill_kind(options()), bytes, owner.device(), Kind::managed);
+  code = make_or_fall(spilled, owner, bytes, block);
+  if (code != CUDA_SUCCESS) return code;
+  route->why = block->kind == spilled ? Why::pressure : Why::fallback;
+  static constinit log::Once said[driver::kMaxDevices];
+  if (block->kind == spilled && said[owner.device().ordinal()].first()) {
+    log::info("device {} is full: from now on blocks become {} while it is (KVSHIM_SPILL)",
+              owner.device().ordinal(), kind_name(spilled));
+  }
+  return code;
+}
+
+// A framework that takes most of the device in one block makes every decision about it an all or
+// nothing.
+void call_out_large(std::uint64_t bytes, const driver::Device& device, Kind kind) noexcept {
+  const std::uint64_t total = device.total_bytes();
+  if (total == 0 || bytes <= total / 5 * 3) return;
+  static constinit log::Once said;
+  if (!said.first()) return;
+  log::warn(
+      "one block of {} is {}% of device {} and {}: if a framework preallocates, all of its memory "
+      "is of one kind now. JAX: XLA_PYTHON_CLIENT_PREALLOCATE=false, or a smaller "
+      "XLA_PYTHON_CLIENT_MEM_FRACTION; TensorFlow: TF_FORCE_GPU_ALLOW_GROWTH=true. KVSHIM_CEILING "
+      "keeps such blocks out of host memory",
+      format_size(bytes).c_str(), bytes / (total / 100), device.ordinal(), kind_name(kind));
+}
+
 // Hands the block over to wait for the stream's work. The event belongs to the stream's context,
 // which need not be the current one.
 bool retire(const Block& block, CUstream stream) noexcept {
@@ -167,6 +213,11 @@ bool active() noexcept {
 }
 
 CUresult allocate(CUdeviceptr* out, std::size_t bytes) noexcept {
+  if (options().dry_run) [[unlikely]] {
+    const CUresult native = driver::cuMemAlloc_v2(out, bytes);
+    if (native == CUDA_SUCCESS) note_dry(*out, bytes);
+    return native;
+  }
   CUresult code = verdict();
   if (code != CUDA_SUCCESS) return code;
   note_use();
@@ -178,20 +229,21 @@ CUresult allocate(CUdeviceptr* out, std::size_t bytes) noexcept {
   peers::use(owner->device().ordinal());
   retired::reap(nullptr);
 
-  Kind wanted = route(bytes, options());
-  // Blocks that share a page share one of the device: nobody needs a page of host memory each.
-  if (wanted == Kind::host && bytes < owner->device().granularity()) wanted = Kind::vmm;
+  Route way = route(bytes, owner->device().ordinal(), options());
+  way.kind = suited(way.kind, bytes, owner->device(), Kind::vmm);
+  const Kind wanted = way.kind;
   Block block;
   block.bytes = bytes;
   block.owner = owner;
   code =
-      registry::reserve() ? make_or_fall(wanted, *owner, bytes, &block) : CUDA_ERROR_OUT_OF_MEMORY;
+      registry::reserve() ? make_or_spill(&way, *owner, bytes, &block) : CUDA_ERROR_OUT_OF_MEMORY;
   if (code != CUDA_SUCCESS) {
     if (code == CUDA_ERROR_OUT_OF_MEMORY) {
       counters.out_of_memory.fetch_add(1, std::memory_order_relaxed);
     }
-    log::debug("{} bytes on device {} as {}: {} {}", bytes, owner->device().ordinal(),
-               kind_name(wanted), static_cast<int>(code), driver::error_name(code));
+    log::debug("{} bytes on device {} as {} ({}): {} {}", bytes, owner->device().ordinal(),
+               kind_name(wanted), why_text(way).text, static_cast<int>(code),
+               driver::error_name(code));
     return code;
   }
   if (block.kind != Kind::native) owner->stock_spare();
@@ -199,13 +251,50 @@ CUresult allocate(CUdeviceptr* out, std::size_t bytes) noexcept {
   if (block.mapping.bytes != 0) {
     peers::share({block.mapping.base, block.mapping.bytes, owner->device().ordinal()});
   }
-  counters.kinds[static_cast<unsigned>(block.kind)].add(bytes);
-  if (block.kind != wanted) counters.fallbacks.fetch_add(1, std::memory_order_relaxed);
-  if (options().threshold != kNever && bytes < options().threshold) note_largest_small(bytes);
-  log::debug("{} bytes on device {} became {} at {:#x}", bytes, owner->device().ordinal(),
-             kind_name(block.kind), block.base);
+  tally::add(block, way);
+  if (way.why == Why::fallback) counters.fallbacks.fetch_add(1, std::memory_order_relaxed);
+  if (options().threshold != kNever && !over_threshold(bytes, options())) note_largest_small(bytes);
+  call_out_large(bytes, owner->device(), block.kind);
+  log::debug("{} bytes on device {} became {} at {:#x} ({})", bytes, owner->device().ordinal(),
+             kind_name(block.kind), block.base, why_text(way).text);
   *out = block.base;
   return CUDA_SUCCESS;
+}
+
+bool takes_async(std::size_t bytes) noexcept {
+  const Options& chosen = options();
+  if (chosen.async != AsyncPolicy::route) return false;
+  if (chosen.rules.count != 0) {
+    const CUdevice device = driver::current_device();
+    const bool known = device >= 0 && device < driver::kMaxDevices;
+    const unsigned rule = known ? matching_rule(bytes, device, chosen) : 0;
+    if (rule != 0) return chosen.rules.list[rule - 1].kind != Kind::native;
+  }
+  return over_threshold(bytes, chosen);
+}
+
+bool takes_async_spill(std::size_t bytes) noexcept {
+  const Options& chosen = options();
+  return chosen.async == AsyncPolicy::route && may_spill(bytes, chosen) && !chosen.dry_run;
+}
+
+void note_dry(CUdeviceptr base, std::size_t bytes) noexcept {
+  note_use();
+  Owner* owner = nullptr;
+  if (owners.current(&owner) != CUDA_SUCCESS || !registry::reserve()) return;
+  Route way = route(bytes, owner->device().ordinal(), options());
+  way.kind = suited(way.kind, bytes, owner->device(), Kind::vmm);
+  Block block;
+  block.base = base;
+  block.bytes = bytes;
+  block.owner = owner;
+  block.planned = way.kind;
+  registry::insert(block);
+  tally::add(block, way);
+  if (options().threshold != kNever && !over_threshold(bytes, options())) note_largest_small(bytes);
+  call_out_large(bytes, owner->device(), way.kind);
+  log::debug("{} bytes on device {} at {:#x} would have become {} ({})", bytes,
+             owner->device().ordinal(), base, kind_name(way.kind), why_text(way).text);
 }
 
 bool free(CUdeviceptr ptr, CUresult* result) noexcept {
@@ -230,7 +319,7 @@ bool free(CUdeviceptr ptr, CUresult* result) noexcept {
     *result = code;
     return true;
   }
-  counters.kinds[static_cast<unsigned>(block.kind)].remove(block.bytes);
+  tally::remove(block);
   // Of a block that went with its context the driver says what it natively would.
   *result = gone ? driver::cuMemFree_v2(ptr) : CUDA_SUCCESS;
   retired::reap(gone ? nullptr : block.owner);
@@ -249,7 +338,7 @@ bool free_async(CUdeviceptr ptr, CUstream stream, CUresult* result) noexcept {
     if (*result != CUDA_SUCCESS) {
       registry::insert(block);
     } else {
-      counters.kinds[static_cast<unsigned>(block.kind)].remove(block.bytes);
+      tally::remove(block);
     }
     return true;
   }
@@ -260,7 +349,7 @@ bool free_async(CUdeviceptr ptr, CUstream stream, CUresult* result) noexcept {
     registry::insert(block);
     return true;
   }
-  counters.kinds[static_cast<unsigned>(block.kind)].remove(block.bytes);
+  tally::remove(block);
   withdraw_handle(&block);
   if (retire(block, stream)) return true;
   // No event or no record: then at once, when the stream is done. The free itself was accepted.
@@ -343,7 +432,7 @@ void after_destroy(const Destruction& destruction, bool destroyed) noexcept {
     } else {
       return_budget(block);  // the driver freed native and managed ones
     }
-    counters.kinds[static_cast<unsigned>(block.kind)].remove(block.bytes);
+    tally::remove(block);
   }
   if (const Listener* sharing = listener.load(std::memory_order_acquire)) {
     sharing->context_gone(*owner);

@@ -26,6 +26,15 @@ void note_use() noexcept;
 // cuMemAlloc: bytes > 0, out not NULL. The block belongs to the current context.
 CUresult allocate(CUdeviceptr* out, std::size_t bytes) noexcept;
 
+// Does a stream-ordered allocation of this size become a block of the engine's (KVSHIM_ASYNC=route,
+// and a rule or the threshold says so)? And one for which the pool had no memory (KVSHIM_SPILL)?
+bool takes_async(std::size_t bytes) noexcept;
+bool takes_async_spill(std::size_t bytes) noexcept;
+
+// KVSHIM_DRY_RUN: the driver has just made this block, and the engine notes what it would have
+// been.
+void note_dry(CUdeviceptr base, std::size_t bytes) noexcept;
+
 // cuMemFree of one of our blocks: waits for all work of the owner context, from any thread. False
 // when `ptr` is not the start of a block: then the driver has the word.
 bool free(CUdeviceptr ptr, CUresult* result) noexcept;

@@ -8,6 +8,8 @@
 #include "base/sizes.h"
 #include "driver/device.h"
 #include "driver/functions.h"
+#include "driver/host_memory.h"
+#include "memory/route.h"
 #include "telemetry/counters.h"
 
 namespace kvshim::spill {
@@ -98,18 +100,34 @@ std::uint64_t host_budget_bytes() noexcept {
   return decide(host_bytes, bytes);
 }
 
+bool has_attribute(CUdevice device, CUdevice_attribute attribute) noexcept {
+  int value = 0;
+  return driver::cuDeviceGetAttribute(&value, attribute, device) == CUDA_SUCCESS && value != 0;
+}
+
+bool may_be_managed(CUdevice device) noexcept {
+  return has_attribute(device, CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY) &&
+         has_attribute(device, CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS);
+}
+
+// Where the device has no host memory, blocks meant to be of it become managed.
 bool may_spill(CUdevice device) noexcept {
-  const Options& chosen = options();
-  const bool large = chosen.large == Kind::managed && chosen.threshold != kNever;
-  const bool small = chosen.small == Kind::managed && chosen.threshold != 0;
-  if (!large && !small) return false;
-  int managed = 0;
-  int at_once = 0;
-  return driver::cuDeviceGetAttribute(&managed, CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY, device) ==
-             CUDA_SUCCESS &&
-         driver::cuDeviceGetAttribute(&at_once, CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS,
-                                      device) == CUDA_SUCCESS &&
-         managed != 0 && at_once != 0;
+  const bool host = reachable(Kind::host, options());
+  if (host && has_attribute(
+                  device, CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)) {
+    return true;
+  }
+  return (host || reachable(Kind::managed, options())) && may_be_managed(device);
+}
+
+// Has the driver left a kind of memory that blocks of this device can spill to? Until it has
+// refused one, the attributes above hold.
+bool still_may_spill(CUdevice device) noexcept {
+  const driver::Device* known = driver::used_device(device);
+  if (known == nullptr || known->managed()) return true;
+  if (!reachable(Kind::host, options())) return false;
+  const driver::HostMemory* host = driver::used_host_memory(device);
+  return host == nullptr || host->step() != driver::HandleStep::unsupported;
 }
 
 // What is told of a device: its limit, by default an equal share for each device that the process
@@ -260,9 +278,7 @@ void returned(CUdevice device, std::uint64_t bytes) noexcept {
 Told told(CUdevice device) noexcept {
   const std::uint64_t total = told_total(device);
   if (total == 0) return {};
-  // The driver has refused managed memory since: there is nothing left to spill to.
-  const driver::Device* known = driver::used_device(device);
-  if (known != nullptr && !known->managed()) return {total, 0};
+  if (!still_may_spill(device)) return {total, 0};
   return {total, less(total, spilled[device].load(std::memory_order_acquire))};
 }
 

@@ -64,7 +64,7 @@ void returned(CUdevice device, std::uint64_t bytes) noexcept;
 
 // What KVSHIM_MEMINFO=virtual adds to a device's total and free memory: decided at the first
 // question and constant for the life of the process, less what is spilled. Both 0 with real, and
-// for a device from which nothing can spill. Makes two attribute queries at most; never
+// for a device from which nothing can spill. Makes three attribute queries at most; never
 // more than once.
 struct Told {
   std::uint64_t total = 0;

@@ -6,6 +6,8 @@
 #include <cstdint>
 
 #include "base/kind.h"
+#include "base/rules.h"
+#include "base/why.h"
 #include "driver/device.h"
 
 namespace kvshim::telemetry {
@@ -24,8 +26,7 @@ struct KindCounters {
   void remove(std::uint64_t size) noexcept;
 };
 
-// Memory that the host program took by other roads: counted, never touched.
-struct Bypass {
+struct Amount {
   Count calls{0};
   Count bytes{0};
 
@@ -46,11 +47,14 @@ struct DeviceCounters {
 struct Counters {
   KindCounters kinds[kKindCount];
   DeviceCounters devices[driver::kMaxDevices];
-  Bypass own_vmm;        // the host's cuMemCreate
-  Bypass pool;           // cuMemAllocAsync, cuMemAllocFromPoolAsync
-  Bypass pool_large;     // those of them at and over the threshold
-  Bypass own_managed;    // the host's cuMemAllocManaged
-  Bypass unseen;         // cuMemAlloc memory that was freed here and allocated past us
+  Amount by[kWhyCount];  // blocks by the reason for their kind, Why::rule left out
+  Amount by_rule[Rules::kMax];
+  // Memory that the host program took by other roads: counted, never touched.
+  Amount own_vmm;        // the host's cuMemCreate
+  Amount pool;           // cuMemAllocAsync, cuMemAllocFromPoolAsync
+  Amount pool_large;     // those of them at and over the threshold
+  Amount own_managed;    // the host's cuMemAllocManaged
+  Amount unseen;         // cuMemAlloc memory that was freed here and allocated past us
   Count ipc_exports{0};  // blocks that got an IPC handle
   Count ipc_imports{0};  // blocks of other processes that were opened, second opens not counted
   Count ipc_refused{0};  // handles that could not be opened

@@ -16,6 +16,7 @@
 #include "memory/registry.h"
 #include "memory/retired.h"
 #include "memory/spill.h"
+#include "memory/tally.h"
 #include "sim.h"
 #include "support/catch.h"
 #include "telemetry/counters.h"

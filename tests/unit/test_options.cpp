@@ -76,6 +76,10 @@ TEST_CASE("an empty environment gives the documented defaults") {
   CHECK(options.large == Kind::managed);
   CHECK(options.small == Kind::vmm);
   CHECK(options.async == AsyncPolicy::native);
+  CHECK(options.rules.count == 0u);
+  CHECK(options.spill == SpillPolicy::threshold);
+  CHECK(options.ceiling == kNever);
+  CHECK(options.dry_run == false);
   CHECK(options.ipc == IpcPolicy::emulate);
   CHECK(options.handle == HandleChoice::automatic);
   CHECK(options.zero_threads == 0u);
@@ -106,7 +110,8 @@ TEST_CASE("the table's rows are complete, and no name appears twice") {
     CAPTURE(option.env);
     CHECK(std::string(option.env).rfind("KVSHIM_", 0) == 0);
     CHECK(names.insert(option.env).second);
-    CHECK(std::set<std::string>{"size", "choice", "bool", "count", "text"}.count(option.type) == 1);
+    CHECK(std::set<std::string>{"size", "choice", "bool", "count", "text", "rules"}.count(
+              option.type) == 1);
     CHECK(std::string(option.doc).size() > 20);
     CHECK(std::string(option.doc).back() == '.');
     CHECK_FALSE(std::string(option.allowed).empty());
@@ -185,6 +190,43 @@ TEST_CASE("KVSHIM_ASYNC, KVSHIM_MEMSET and KVSHIM_HANDLE take their words only")
   takes("KVSHIM_HANDLE", &Options::handle, "posix", HandleChoice::posix);
   takes("KVSHIM_HANDLE", &Options::handle, "none", HandleChoice::none);
   refuses("KVSHIM_HANDLE", &Options::handle, {"", "fd", "automatic"});
+}
+
+TEST_CASE("KVSHIM_SPILL, KVSHIM_CEILING and KVSHIM_DRY_RUN") {
+  takes("KVSHIM_SPILL", &Options::spill, "threshold", SpillPolicy::threshold);
+  takes("KVSHIM_SPILL", &Options::spill, "pressure", SpillPolicy::pressure);
+  takes("KVSHIM_SPILL", &Options::spill, "both", SpillPolicy::both);
+  refuses("KVSHIM_SPILL", &Options::spill, {"", "1", "none", "never"});
+  takes("KVSHIM_CEILING", &Options::ceiling, "64GiB", 64 * kGiB);
+  takes("KVSHIM_CEILING", &Options::ceiling, "never", kNever);
+  refuses("KVSHIM_CEILING", &Options::ceiling, {"", "64", "80%"});
+  takes("KVSHIM_DRY_RUN", &Options::dry_run, "1", true);
+  refuses("KVSHIM_DRY_RUN", &Options::dry_run, {"", "yes"});
+}
+
+TEST_CASE("a bad rule: none is used, and one line says where and what was expected") {
+  const auto child = in_child({{"KVSHIM_RULES", "*:vmm; size=1GiB..8GiX:managed"}}, [] {
+    log_options();
+    return options().rules.count == 0 && options().threshold == 2 * kGiB ? 0 : 1;
+  });
+  CHECK(child.status == 0);
+  CHECK(child.lines() ==
+        "kvshim[pid] error: KVSHIM_RULES is refused as a whole, no rule is used: expected a size "
+        "such as 512MiB, or a range such as 1GiB..8GiB at character 19: \"8GiX:managed\"\n");
+  const auto at_end = in_child({{"KVSHIM_RULES", "*"}}, [] { log_options(); });
+  CHECK(at_end.lines() ==
+        "kvshim[pid] error: KVSHIM_RULES is refused as a whole, no rule is used: expected ':' and "
+        "a kind of memory at character 2, the end\n");
+}
+
+TEST_CASE("rules that are understood are written down at info level, sizes exactly") {
+  const auto child = in_child({{"KVSHIM_LOG", "info"}, {"KVSHIM_RULES", "size>1GiB:managed;*:vmm"}},
+                              [] { log_options(); });
+  CHECK(child.lines().find("info: KVSHIM_RULES = 2 rules, from the environment\n") !=
+        std::string::npos);
+  CHECK(child.lines().find("info: rule 1: size>=1073741825B:managed\n") != std::string::npos);
+  CHECK(child.lines().find("info: rule 2: *:vmm\n") != std::string::npos);
+  CHECK(in_child({{"KVSHIM_RULES", " "}}, [] { log_options(); }).err.empty());
 }
 
 TEST_CASE("KVSHIM_ZERO_THREADS is auto or 1 to 64") {
