@@ -7,7 +7,7 @@
 #
 # --quick   fewer rounds
 # --only    one of: contract split bandwidth cost torch llama frameworks import quiet zero multi
-#           contract_more residency
+#           contract_more residency capacity pluggable
 # --out     where qualification.md and details.log go (default: build/gpu-check)
 #
 # Needs build/libkvshim.so and build/tests/contract/contract (BUILD_DIR: another build folder),
@@ -43,7 +43,8 @@ while (($# > 0)); do
   esac
   shift
 done
-steps=(contract split bandwidth cost torch llama frameworks import quiet zero multi contract_more residency)
+steps=(contract split bandwidth cost torch llama frameworks import quiet zero multi contract_more residency capacity
+  pluggable)
 if [[ -n $only && " ${steps[*]} " != *" $only "* ]]; then
   echo "gpu-check: --only takes one of: ${steps[*]}" >&2
   exit 2
@@ -374,6 +375,27 @@ step_residency() {
   judge residency
 }
 
+# What PyTorch is told of the device's memory, bare and with host memory added.
+step_capacity() {
+  local -a check=(python3 "$programs/meminfo_check.py")
+  run capacity.bare 60 bare -- "${check[@]}"
+  run capacity.virtual 60 preloaded KVSHIM_MEMINFO=virtual KVSHIM_NVML=1 KVSHIM_THRESHOLD=256MiB \
+    KVSHIM_SPILL_LIMIT=4GiB KVSHIM_SUMMARY=1 -- "${check[@]}"
+  judge capacity
+}
+
+# kvshim as an allocator by name, opened by the program or preloaded.
+step_pluggable() {
+  local how name
+  for name in pool all torch cupy; do
+    for how in bare preloaded; do
+      run "pluggable_$name.$how" 30 $how KVSHIM_THRESHOLD=256MiB -- \
+        python3 "$programs/pluggable_check.py" "$library" $name
+    done
+  done
+  judge pluggable
+}
+
 write_head() {
   local version revision gpu
   version=$(python3 -c 'import ctypes, sys
@@ -405,7 +427,8 @@ declare -A titles=(
   [cost]='Cost of allocation' [torch]='PyTorch' [llama]='Llama of transformers, random weights'
   [frameworks]='CuPy, numba-cuda, JAX' [import]='import torch' [quiet]='Nothing to notice'
   [zero]='Placing managed memory' [multi]='Several processes and GPUs' [contract_more]='Contract suite, other ways'
-  [residency]='Where blocks live')
+  [residency]='Where blocks live' [capacity]='What a program is told of memory'
+  [pluggable]='An allocator by name')
 
 case $only in
   '' | split | bandwidth | cost | quiet | zero | multi | residency) build_programs ;;

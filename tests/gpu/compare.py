@@ -443,7 +443,45 @@ def residency():
         table(["KV cache", "tokens/s", "blocks"], rows)
 
 
+def checks_of(run, label):
+    failed = [name for name, holds in run.json["checks"].items() if not holds]
+    verdict(not failed and run.json["checks"],
+            f"{label}: {len(run.json['checks'])} checks" + (f", failed: {'; '.join(failed)}" if failed else ""))
+
+
+def capacity():
+    rows = []
+    for label in ("bare", "virtual"):
+        runs = usable(f"capacity.{label}")
+        if runs is None:
+            continue
+        checks_of(runs[0], label)
+        for name, value in runs[0].json["figures"].items():
+            shown = f"{value['free']} of {value['total']}" if isinstance(value, dict) else value
+            rows.append([label, name, shown])
+        if label == "virtual":
+            kinds = runs[0].kinds()
+            verdict("managed" in kinds and "vmm" in kinds, "virtual: blocks of both kinds")
+    if rows:
+        note("Figures in MiB; pairs are free of total.")
+        table(["run", "figure", "MiB"], rows)
+
+
+def pluggable():
+    rows = []
+    for mode in ("pool", "all", "torch", "cupy"):
+        for how in ("bare", "preloaded"):
+            runs = usable(f"pluggable_{mode}.{how}")
+            if runs is None:
+                continue
+            checks_of(runs[0], f"{mode}, {how}")
+            rows.append([mode, how, len(runs[0].json["checks"])])
+    if rows:
+        table(["way", "library", "checks"], rows)
+
+
 STEPS = {"contract": contract, "contract_more": contract, "split": split, "bandwidth": bandwidth, "cost": cost,
          "torch": torch, "llama": llama, "frameworks": frameworks, "import": import_torch,
-         "zero": zero, "multi": multi, "residency": residency}
+         "zero": zero, "multi": multi, "residency": residency,
+         "capacity": capacity, "pluggable": pluggable}
 STEPS[STEP]()

@@ -11,6 +11,7 @@
 #include "driver/host_memory.h"
 #include "driver/peers.h"
 #include "memory/engine.h"
+#include "memory/kinds/host.h"
 #include "memory/owner.h"
 #include "memory/peers.h"
 #include "memory/registry.h"
