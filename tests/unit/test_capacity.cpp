@@ -273,8 +273,8 @@ TEST_CASE("what is told is decided once: a machine that fills up later does not 
 
 TEST_CASE("a machine with less than the limits has that to tell, less the reserve") {
   const Engine engine;
-  const Machine machine(100 * kMiB);
-  CHECK(spill::told(0).total == 94 * kMiB);  // 95 MiB in whole pages
+  const Machine machine(293 * kMiB);
+  CHECK(spill::told(0).total == 164 * kMiB);  // 128 MiB are the reserve; in whole pages
   const Machine empty(0);
   spill::forget();
   CHECK(spill::told(0).total == 0);
@@ -291,8 +291,8 @@ TEST_CASE("memory that others take while a block is placed ends it: unwound, and
     spill::Promise promise(0, 190 * kMiB, "managed");
     REQUIRE(promise.granted());
     CHECK(spill::told(0).free == 2 * kMiB);
-    REQUIRE(promise.next_piece() == 128 * kMiB);
-    promise.placed(128 * kMiB);
+    REQUIRE(promise.next_piece() == 56 * kMiB);  // a sixteenth of what is there
+    promise.placed(56 * kMiB);
     machine.set(20 * kMiB);
     CHECK(promise.next_piece() == 0);
   }
@@ -319,7 +319,7 @@ TEST_CASE("memory that others take while a block is placed ends it: unwound, and
 
 TEST_CASE("two processes that ask for more than there is: the first has it, until it dies") {
   const Engine engine;
-  const Machine machine(200 * kMiB);
+  const Machine machine(320 * kMiB);
   int ready[2];
   REQUIRE(pipe(ready) == 0);
   const pid_t child = fork();
