@@ -169,7 +169,9 @@ void call_out_large(std::uint64_t bytes, const driver::Device& device, Kind kind
   if (total == 0 || bytes <= total / 5 * 3) return;
   static constinit log::Once said;
   if (!said.first()) return;
-  log::warn(
+  // With host memory told as the device's a program that plans takes such blocks on purpose.
+  log::print(
+      options().meminfo == MemInfo::with_spill ? LogLevel::info : LogLevel::warn,
       "one block of {} is {}% of device {} and {}: if a framework preallocates, all of its memory "
       "is of one kind now. JAX: XLA_PYTHON_CLIENT_PREALLOCATE=false, or a smaller "
       "XLA_PYTHON_CLIENT_MEM_FRACTION; TensorFlow: TF_FORCE_GPU_ALLOW_GROWTH=true. KVSHIM_CEILING "
