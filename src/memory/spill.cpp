@@ -113,8 +113,8 @@ bool may_be_managed(CUdevice device) noexcept {
 // Where the device has no host memory, blocks meant to be of it become managed.
 bool may_spill(CUdevice device) noexcept {
   const bool host = reachable(Kind::host, options());
-  if (host && has_attribute(
-                  device, CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)) {
+  if (host &&
+      has_attribute(device, CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)) {
     return true;
   }
   return (host || reachable(Kind::managed, options())) && may_be_managed(device);

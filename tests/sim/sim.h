@@ -110,7 +110,7 @@ typedef struct kvsim_counts {
 } kvsim_counts;
 void kvsim_get_counts(kvsim_counts* counts);
 uint64_t kvsim_device_bytes(int device);
-uint64_t kvsim_host_bytes(void);  // of the host NUMA node, by VMM handles
+uint64_t kvsim_host_bytes(void);           // of the host NUMA node, by VMM handles
 uint64_t kvsim_device_memory(int device);  // all it has; 0 where there is no such device
 
 // Work whose memory was freed or unmapped under it; accesses that ended in 700.

@@ -163,7 +163,8 @@ TEST_CASE("the line of a refusal says what was asked, what is left, by which lim
         "377487360 bytes for it (before a page was touched)\n");
 }
 
-TEST_CASE("without an option a twentieth stays in reserve, 128 MiB to 16 GiB; no limit is no limit") {
+TEST_CASE(
+    "without an option a twentieth stays in reserve, 128 MiB to 16 GiB; no limit is no limit") {
   const auto child = test::in_child({{"KVSHIM_LOG", "off"}}, [] {
     Root root;
     host_budget::look_below(root.path());

@@ -45,7 +45,8 @@ class Builder {
       log::info("building a host block: {} of {}", format_size(mapped_).c_str(),
                 format_size(block_.bytes).c_str());
     }
-    if (code == CUDA_SUCCESS && !memory_.cpu_access()) code = driver::zero(block_.base, block_.bytes);
+    if (code == CUDA_SUCCESS && !memory_.cpu_access())
+      code = driver::zero(block_.base, block_.bytes);
     if (code != CUDA_SUCCESS) {
       undo();
       return code;
