@@ -169,6 +169,21 @@ TEST_CASE("no spill kind is left once the driver has refused both") {
   CHECK(release(managed) == CUDA_SUCCESS);
 }
 
+TEST_CASE("a device that refuses managed memory alone still has the host kind to spill to") {
+  With options;
+  options.rules("size=64MiB:managed; size=96MiB:host");
+  const Engine engine;
+  REQUIRE(kvsim_fail("cuMemAllocManaged:1:801:*") == 0);
+  const CUdeviceptr vmm = have(kBlock);
+  CHECK(kind_of(vmm) == Kind::vmm);
+  CHECK(spill::told(0).free == kLimit);
+  const CUdeviceptr host = have(96 * kMiB);
+  CHECK(kind_of(host) == Kind::host);
+  CHECK(spill::told(0).free == kLimit - 96 * kMiB);
+  CHECK(release(host) == CUDA_SUCCESS);
+  CHECK(release(vmm) == CUDA_SUCCESS);
+}
+
 TEST_CASE(
     "under pressure blocks take the kind of KVSHIM_LARGE, small ones no page of host memory") {
   With options;
