@@ -7,12 +7,13 @@
 #
 # --quick   fewer rounds
 # --only    one of: contract split bandwidth cost torch llama frameworks import quiet zero multi
-#           contract_more
+#           contract_more residency capacity pluggable
 # --out     where qualification.md and details.log go (default: build/gpu-check)
 #
 # Needs build/libkvshim.so and build/tests/contract/contract (BUILD_DIR: another build folder),
 # python3, and what the steps name: nvcc, torch, transformers, cupy, jax, numba-cuda,
-# compute-sanitizer. Managed memory stays under 16 GiB: never ask for more than the GPU has free.
+# compute-sanitizer. Managed memory stays at 16 GiB and under: never ask for more than the GPU has free.
+# The whole run has no time for residency on most machines: then it is a SKIP, and --only residency.
 set -uo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 build=${BUILD_DIR:-$root/build}
@@ -42,7 +43,8 @@ while (($# > 0)); do
   esac
   shift
 done
-steps=(contract split bandwidth cost torch llama frameworks import quiet zero multi contract_more)
+steps=(contract split bandwidth cost torch llama frameworks import quiet zero multi contract_more residency capacity
+  pluggable)
 if [[ -n $only && " ${steps[*]} " != *" $only "* ]]; then
   echo "gpu-check: --only takes one of: ${steps[*]}" >&2
   exit 2
@@ -124,7 +126,7 @@ build_programs() {
   fi
   home=$(dirname "$(dirname "$(readlink -f "$(command -v nvcc)")")")
   local -a flags=(-std=c++20 -O2 -arch=native)
-  for name in alloc_split bandwidth alloc_cost allreduce_ipc; do
+  for name in alloc_split bandwidth alloc_cost allreduce_ipc residency; do
     run "build.$name" 90 bare -- nvcc "${flags[@]}" -o "$work/$name" "$programs/$name.cu" -lcuda &
   done
   run build.alloc_split_shared 90 bare -- nvcc "${flags[@]}" -cudart shared \
@@ -351,6 +353,50 @@ step_multi() {
   judge multi
 }
 
+# Where the pages of a large block are, and what that costs the GPU: one block of 16 GiB, and the KV
+# cache of a Llama. The threshold separates the blocks of its cache (128 MiB) from its weights.
+step_residency() {
+  has_program residency residency || return
+  local mib=16384 name
+  [[ $quick == yes ]] && mib=4096
+  local -A policy=(
+    [vmm]=KVSHIM_LARGE=vmm [host]=KVSHIM_LARGE=host [managed_none]=KVSHIM_ADVICE=none
+    [managed_device]=KVSHIM_ADVICE=device [managed_host]=KVSHIM_ADVICE=host
+    [managed_prefetched]=KVSHIM_PREFETCH=32GiB)
+  # Host memory of a virtual machine may come only when it is first touched: not timed.
+  run residency.warm 60 preloaded KVSHIM_ADVICE=host -- "$work/residency" "$mib" 1
+  for name in vmm managed_none managed_device managed_host managed_prefetched host; do
+    run "residency.$name" 60 preloaded "${policy[$name]}" KVSHIM_THRESHOLD=1GiB KVSHIM_LOG=info -- \
+      "$work/residency" "$mib" 5
+  done
+  for name in vmm managed_none managed_device managed_host host; do
+    run "residency_llama.$name" 90 preloaded "${policy[$name]}" KVSHIM_THRESHOLD=127MiB \
+      KVSHIM_SUMMARY=1 -- python3 "$programs/llama_check.py" speed
+  done
+  judge residency
+}
+
+# What PyTorch is told of the device's memory, bare and with host memory added.
+step_capacity() {
+  local -a check=(python3 "$programs/meminfo_check.py")
+  run capacity.bare 60 bare -- "${check[@]}"
+  run capacity.virtual 60 preloaded KVSHIM_MEMINFO=virtual KVSHIM_NVML=1 KVSHIM_THRESHOLD=256MiB \
+    KVSHIM_SPILL_LIMIT=4GiB KVSHIM_SUMMARY=1 -- "${check[@]}"
+  judge capacity
+}
+
+# kvshim as an allocator by name, opened by the program or preloaded.
+step_pluggable() {
+  local how name
+  for name in pool all torch cupy; do
+    for how in bare preloaded; do
+      run "pluggable_$name.$how" 30 $how KVSHIM_THRESHOLD=256MiB -- \
+        python3 "$programs/pluggable_check.py" "$library" $name
+    done
+  done
+  judge pluggable
+}
+
 write_head() {
   local version revision gpu
   version=$(python3 -c 'import ctypes, sys
@@ -381,10 +427,12 @@ declare -A titles=(
   [contract]='Contract suite' [split]='Shared and static runtime' [bandwidth]='Device bandwidth'
   [cost]='Cost of allocation' [torch]='PyTorch' [llama]='Llama of transformers, random weights'
   [frameworks]='CuPy, numba-cuda, JAX' [import]='import torch' [quiet]='Nothing to notice'
-  [zero]='Placing managed memory' [multi]='Several processes and GPUs' [contract_more]='Contract suite, other ways')
+  [zero]='Placing managed memory' [multi]='Several processes and GPUs' [contract_more]='Contract suite, other ways'
+  [residency]='Where blocks live' [capacity]='What a program is told of memory'
+  [pluggable]='An allocator by name')
 
 case $only in
-  '' | split | bandwidth | cost | quiet | zero | multi) build_programs ;;
+  '' | split | bandwidth | cost | quiet | zero | multi | residency) build_programs ;;
 esac
 write_head > "$report"
 for step in "${steps[@]}"; do

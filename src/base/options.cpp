@@ -35,6 +35,7 @@ struct Word {
 constexpr Word<bool> kBools[] = {{"0", false}, {"1", true}};
 constexpr Word<Kind> kKinds[] = {
     {kind_name(Kind::managed), Kind::managed},
+    {kind_name(Kind::host), Kind::host},
     {kind_name(Kind::vmm), Kind::vmm},
     {kind_name(Kind::native), Kind::native},
 };
@@ -43,6 +44,12 @@ constexpr Word<LogLevel> kLevels[] = {
     {"info", LogLevel::info}, {"debug", LogLevel::debug},
 };
 constexpr Word<MemsetBy> kMemsets[] = {{"cpu", MemsetBy::cpu}, {"device", MemsetBy::device}};
+constexpr Word<Advice> kAdvices[] = {
+    {"auto", Advice::automatic},
+    {"none", Advice::none},
+    {"host", Advice::host},
+    {"device", Advice::device},
+};
 constexpr Word<AsyncPolicy> kAsyncs[] = {
     {"native", AsyncPolicy::native},
     {"route", AsyncPolicy::route},
@@ -52,6 +59,12 @@ constexpr Word<PeerPolicy> kPeers[] = {
     {"auto", PeerPolicy::automatic},
     {"enabled", PeerPolicy::enabled},
     {"off", PeerPolicy::off},
+};
+constexpr Word<MemInfo> kMemInfos[] = {{"real", MemInfo::real}, {"virtual", MemInfo::with_spill}};
+constexpr Word<SpillPolicy> kSpills[] = {
+    {"threshold", SpillPolicy::threshold},
+    {"pressure", SpillPolicy::pressure},
+    {"both", SpillPolicy::both},
 };
 constexpr Word<HandleChoice> kHandles[] = {
     {"auto", HandleChoice::automatic},
@@ -72,6 +85,9 @@ constexpr const auto& words_of(const LogLevel*) {
 constexpr const auto& words_of(const MemsetBy*) {
   return kMemsets;
 }
+constexpr const auto& words_of(const Advice*) {
+  return kAdvices;
+}
 constexpr const auto& words_of(const AsyncPolicy*) {
   return kAsyncs;
 }
@@ -81,28 +97,26 @@ constexpr const auto& words_of(const IpcPolicy*) {
 constexpr const auto& words_of(const PeerPolicy*) {
   return kPeers;
 }
+constexpr const auto& words_of(const MemInfo*) {
+  return kMemInfos;
+}
+constexpr const auto& words_of(const SpillPolicy*) {
+  return kSpills;
+}
 constexpr const auto& words_of(const HandleChoice*) {
   return kHandles;
 }
 
-std::string_view trimmed(const char* text) {
-  std::string_view view(text);
+std::string_view trimmed(std::string_view view) {
   while (!view.empty() && ascii::is_space(view.front())) view.remove_prefix(1);
   while (!view.empty() && ascii::is_space(view.back())) view.remove_suffix(1);
   return view;
 }
 
-bool same_word(std::string_view a, std::string_view b) {
-  if (a.size() != b.size()) return false;
-  for (std::size_t i = 0; i < a.size(); ++i)
-    if (ascii::lower(a[i]) != ascii::lower(b[i])) return false;
-  return true;
-}
-
 // ---- one parser and one printer for each type of option ----
 
 template <typename T>
-bool parse_value(const char* text, std::string_view, T* value) {
+bool parse_word(std::string_view text, T* value) {
   for (const auto& word : words_of(value)) {
     if (!same_word(trimmed(text), word.text)) continue;
     *value = word.value;
@@ -111,10 +125,18 @@ bool parse_value(const char* text, std::string_view, T* value) {
   return false;
 }
 
-// A size. "never" is a size only where the option's allowed values say so.
+template <typename T>
+bool parse_value(const char* text, std::string_view, T* value) {
+  return parse_word(text, value);
+}
+
+// A size. "never" and "auto" are sizes only where the option's allowed values say so.
 bool parse_value(const char* text, std::string_view allowed, std::uint64_t* value) {
-  if (allowed.find("never") != std::string_view::npos && same_word(trimmed(text), "never")) {
-    *value = kNever;
+  constexpr Word<std::uint64_t> words[] = {{"never", kNever}, {"auto", kAuto}};
+  for (const auto& word : words) {
+    if (allowed.find(word.text) == std::string_view::npos) continue;
+    if (!same_word(trimmed(text), word.text)) continue;
+    *value = word.value;
     return true;
   }
   return parse_size(text, value);
@@ -144,6 +166,11 @@ bool parse_value(const char* text, std::string_view, const char** value) {
   return true;
 }
 
+bool parse_value(const char* text, std::string_view, Rules* value) {
+  RuleError error;
+  return parse_rules(text, value, &error);
+}
+
 struct ValueText {
   char text[96];
 };
@@ -163,10 +190,14 @@ ValueText show(T value) {
 }
 ValueText show(std::uint64_t value) {
   if (value == kNever) return value_text("never");
+  if (value == kAuto) return value_text("auto");
   return value_text("{} bytes ({})", value, format_size(value).c_str());
 }
 ValueText show(unsigned value) {
   return value == 0 ? value_text("auto") : value_text("{}", value);
+}
+ValueText show(const Rules& value) {
+  return value_text("{} rules", value.count);
 }
 ValueText show(const char* value) {
   return value_text("\"{}\"", value);
@@ -183,6 +214,9 @@ constexpr const char* type_name(const unsigned*) {
 }
 constexpr const char* type_name(const char* const*) {
   return "text";
+}
+constexpr const char* type_name(const Rules*) {
+  return "rules";
 }
 template <typename Enum>
 constexpr const char* type_name(const Enum*) {
@@ -230,11 +264,26 @@ void publish(const Options& parsed, const Origin* from) {
 
 // ---- what was refused ----
 
+// Rules are long: the place in them, and what is there.
+void report_refused_rules(const OptionInfo& option, std::string_view text) {
+  Rules rules;
+  RuleError error;
+  if (parse_rules(text, &rules, &error)) return;  // the program has changed it since
+  const std::string_view rest = text.substr(error.at - 1).substr(0, 40);
+  log::error("{} is refused as a whole, no rule is used: expected {} at character {}{}{}{}",
+             option.env, error.expected, error.at, rest.empty() ? ", the end" : ": \"",
+             fmt::string_view(rest.data(), rest.size()), rest.empty() ? "" : "\"");
+}
+
 void report_refused() {
   for (unsigned i = 0; i < kCount; ++i) {
     if (origins[i] != Origin::refused) continue;
     const OptionInfo& option = kTable[i];
     const char* value = from_environment(option.env);
+    if (value != nullptr && std::string_view(option.type) == "rules") {
+      report_refused_rules(option, value);
+      continue;
+    }
     const std::string_view shown = std::string_view(value != nullptr ? value : "").substr(0, 128);
     log::error("{}=\"{}\" is not understood ({}); using the default {}", option.env,
                fmt::string_view(shown.data(), shown.size()), option.allowed,
@@ -315,7 +364,25 @@ void report_unknown() {
   errno = saved_errno;
 }
 
+// As they were understood: sizes in bytes never hide a lost unit.
+void report_rules(const Rules& rules) {
+  for (unsigned index = 0; index < rules.count; ++index) {
+    log::info("rule {}: {}", index + 1, describe(rules.list[index]).text);
+  }
+}
+
 }  // namespace
+
+bool same_word(std::string_view a, std::string_view b) {
+  if (a.size() != b.size()) return false;
+  for (std::size_t i = 0; i < a.size(); ++i)
+    if (ascii::lower(a[i]) != ascii::lower(b[i])) return false;
+  return true;
+}
+
+bool parse_kind(std::string_view text, Kind* kind) {
+  return parse_word(text, kind);
+}
 
 OptionTable option_table() {
   return {kTable, kCount};
@@ -364,6 +431,7 @@ void log_options() {
 #define KVSHIM_OPTION(field, type, env, default_text, allowed, doc) say(env, show(now.field));
 #include "base/options.def"
 #undef KVSHIM_OPTION
+  report_rules(now.rules);
 }
 
 }  // namespace kvshim

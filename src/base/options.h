@@ -3,16 +3,21 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 #include "base/kind.h"
+#include "base/rules.h"
 
 namespace kvshim {
 
 enum class LogLevel : std::uint8_t { off, error, warn, info, debug };
 enum class MemsetBy : std::uint8_t { cpu, device };
+enum class Advice : std::uint8_t { automatic, none, host, device };
 enum class AsyncPolicy : std::uint8_t { native, route };
 enum class IpcPolicy : std::uint8_t { emulate, off };
 enum class PeerPolicy : std::uint8_t { automatic, enabled, off };
+enum class MemInfo : std::uint8_t { real, with_spill };
+enum class SpillPolicy : std::uint8_t { threshold, pressure, both };
 enum class HandleChoice : std::uint8_t { automatic, fabric, posix, none };
 
 struct Options {
@@ -26,7 +31,7 @@ enum class Origin : std::uint8_t { default_value, environment, refused };
 
 struct OptionInfo {
   const char* env;                                 // "KVSHIM_THRESHOLD"
-  const char* type;                                // "size", "choice", "bool", "count", "text"
+  const char* type;                                // "size", "choice", "count", "rules", ...
   const char* default_text;                        // as one would write it in the environment
   const char* allowed;                             // "4G, 512MiB, 0, never"
   const char* doc;                                 // one or two sentences, plain text
@@ -46,6 +51,10 @@ OptionTable option_table();
 // cost one atomic load. Says nothing: log_options() does.
 const Options& options();
 Origin option_origin(unsigned index);
+
+// The words of options, in either case and without blanks around them.
+bool parse_kind(std::string_view text, Kind* kind);
+bool same_word(std::string_view a, std::string_view b);
 
 // For tests: parse a given environment instead of the process's. `lookup` returns NULL for unset.
 void parse_options(const char* (*lookup)(const char* env), Options* into, Origin* origins);

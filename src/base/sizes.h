@@ -11,7 +11,8 @@ namespace kvshim {
 inline constexpr std::uint64_t kKiB = 1ull << 10;
 inline constexpr std::uint64_t kMiB = 1ull << 20;
 inline constexpr std::uint64_t kGiB = 1ull << 30;
-inline constexpr std::uint64_t kNever = ~0ull;  // a threshold that no size reaches
+inline constexpr std::uint64_t kNever = ~0ull;      // a threshold that no size reaches
+inline constexpr std::uint64_t kAuto = kNever - 1;  // a size that kvshim chooses
 
 // Rounds up to a multiple of `step` (any positive number). Saturates at the largest multiple.
 constexpr std::uint64_t round_up(std::uint64_t value, std::uint64_t step) {

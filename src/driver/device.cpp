@@ -154,6 +154,8 @@ void Device::ask(CUdevice ordinal) noexcept {
   facts_.fabric = attribute(ordinal, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED) != 0;
   facts_.numa_node = attribute(ordinal, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, -1);
   if (facts_.numa_node < 0) facts_.numa_node = sysfs_numa_node(ordinal);
+  facts_.host_page_tables =
+      attribute(ordinal, CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES) != 0;
   managed_.store(attribute(ordinal, CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY) != 0 &&
                      attribute(ordinal, CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS) != 0,
                  std::memory_order_relaxed);
@@ -178,7 +180,7 @@ void Device::ask(CUdevice ordinal) noexcept {
     return;
   }
   ask_granularity();
-  if (step == HandleStep::fabric) {
+  if (step == HandleStep::fabric && !options().dry_run) {
     prove_fabric();
     ask_granularity();
   }

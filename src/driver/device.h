@@ -37,6 +37,9 @@ class Device {
     return facts_.numa_node;
   }  // of the host memory nearest; -1 unknown
 
+  // CPU and GPU share page tables (Grace): the GPU reaches the CPU's memory without a page fault.
+  bool host_page_tables() const noexcept { return facts_.host_page_tables; }
+
   // Managed memory that CPU and GPU may touch at the same time. Without it the CPU cannot place
   // pages while kernels run (a SIGSEGV on Windows, WSL2, Jetson).
   bool managed() const noexcept { return managed_.load(std::memory_order_relaxed); }
@@ -77,6 +80,7 @@ class Device {
     std::uint64_t total_bytes = 0;
     std::uint64_t granularity = 0;
     int numa_node = -1;
+    bool host_page_tables = false;
     bool rdma = false;
     bool posix = false;
     bool fabric = false;

@@ -197,6 +197,7 @@ namespace {
 // dl_iterate_phdr does not take the lock that dlopen holds while it runs constructors: a thread
 // that a constructor waits for may make its first CUDA call.
 struct Search {
+  const char* object;   // how its file name begins
   const char* name;     // what to look for by name, or NULL
   const void* address;  // or by address, or NULL
   void* found;
@@ -206,7 +207,7 @@ struct Search {
 int visit(dl_phdr_info* info, std::size_t, void* argument) {
   auto* search = static_cast<Search*>(argument);
   const char* const slash = std::strrchr(info->dlpi_name, '/');
-  if (!starts_with(slash == nullptr ? info->dlpi_name : slash + 1, "libcuda.so")) return 0;
+  if (!starts_with(slash == nullptr ? info->dlpi_name : slash + 1, search->object)) return 0;
   search->loaded = true;
   link_map map{};
   map.l_addr = info->dlpi_addr;
@@ -228,19 +229,30 @@ int visit(dl_phdr_info* info, std::size_t, void* argument) {
 }  // namespace
 
 bool loaded() noexcept {
-  Search search{nullptr, nullptr, nullptr, false};
+  Search search{"libcuda.so", nullptr, nullptr, nullptr, false};
   dl_iterate_phdr(visit, &search);
   return search.loaded;
 }
 
+bool load() noexcept {
+  if (loaded()) return true;
+  if (dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL) != nullptr) return true;
+  dlerror();
+  return false;
+}
+
 void* symbol(const char* name) noexcept {
-  Search search{name, nullptr, nullptr, false};
+  return symbol_of(starts_with(name, "nvml") ? "libnvidia-ml.so" : "libcuda.so", name);
+}
+
+void* symbol_of(const char* object, const char* name) noexcept {
+  Search search{object, name, nullptr, nullptr, false};
   dl_iterate_phdr(visit, &search);
   return search.found;
 }
 
 bool exports(const void* function) noexcept {
-  Search search{nullptr, function, nullptr, false};
+  Search search{"libcuda.so", nullptr, function, nullptr, false};
   dl_iterate_phdr(visit, &search);
   return search.found != nullptr;
 }
@@ -249,7 +261,10 @@ bool contains(const void* code) noexcept {
   Dl_info info;
   if (dladdr(code, &info) == 0 || info.dli_fname == nullptr) return false;
   const char* const slash = std::strrchr(info.dli_fname, '/');
-  const char* const file = slash == nullptr ? info.dli_fname : slash + 1;
+  return is_driver_file(slash == nullptr ? info.dli_fname : slash + 1);
+}
+
+bool is_driver_file(const char* file) noexcept {
   // Not "libcuda": libcudart is the program's side of the border.
   return starts_with(file, "libcuda.so") || starts_with(file, "libcudadebugger.so") ||
          starts_with(file, "libnvidia-");

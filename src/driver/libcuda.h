@@ -13,9 +13,9 @@ void* real_dlvsym(void* handle, const char* name, const char* version) noexcept;
 void* real_dlsym_address() noexcept;
 void* real_dlvsym_address() noexcept;
 
-// The driver library if the process has loaded it by whatever way, NULL if not (yet). kvshim never
-// loads it. The handle is kept for ever, so that the driver stays loaded. Takes the loader's lock:
-// for the look-up path only. dlerror() is clean afterwards.
+// The driver library if the process has loaded it by whatever way, NULL if not (yet). The handle is
+// kept for ever, so that the driver stays loaded. Takes the loader's lock: for the look-up path
+// only. dlerror() is clean afterwards.
 void* handle() noexcept;
 
 // Whether the driver is loaded, its function of exactly this exported name, or NULL, and whether a
@@ -25,7 +25,17 @@ bool loaded() noexcept;
 void* symbol(const char* name) noexcept;
 bool exports(const void* function) noexcept;
 
+// Loads the driver where the process has not; false where there is none. For a caller that kvshim
+// itself works for (kvshim_malloc), never inside a call of the program's.
+bool load() noexcept;
+
+// The function of another loaded object, the first one whose file name begins with `object`; NULL
+// where it is not loaded or has no such function. The same locks: none.
+void* symbol_of(const char* object, const char* name) noexcept;
+
 // True for code of the driver's own libraries (libcuda, libnvidia-*): they get the truth.
 bool contains(const void* code) noexcept;
+// The same by file name, without its folder.
+bool is_driver_file(const char* file) noexcept;
 
 }  // namespace kvshim::driver

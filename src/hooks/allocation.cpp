@@ -1,6 +1,7 @@
 // Blocking allocation and free, and the host's own cuMemCreate and cuMemAllocManaged (counted only,
 // arguments untouched).
 #include "base/log.h"
+#include "base/options.h"
 #include "base/sizes.h"
 #include "hooks/hook.h"
 #include "telemetry/counters.h"
@@ -43,6 +44,11 @@ KVSHIM_HOOK_DEF CUresult cuMemAllocPitch_v2(CUdeviceptr* out, std::size_t* pitch
       width > (1ull << 48) || __builtin_mul_overflow(round_up(width, kPitch), height, &bytes) ||
       bytes == 0) {
     return real::cuMemAllocPitch_v2(out, pitch, width, height, element);
+  }
+  if (options().dry_run) {
+    const CUresult code = real::cuMemAllocPitch_v2(out, pitch, width, height, element);
+    if (code == CUDA_SUCCESS) engine::note_dry(*out, *pitch * height);
+    return code;
   }
   const CUresult code = engine::allocate(out, bytes);
   if (code == CUDA_SUCCESS) *pitch = round_up(width, kPitch);

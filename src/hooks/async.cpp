@@ -1,7 +1,6 @@
 // Stream-ordered allocation: the pools stay the driver's, counted; at and over the threshold they
 // are routed like cuMemAlloc if KVSHIM_ASYNC=route. The per-thread twins forward to their twin.
 #include "base/options.h"
-#include "base/sizes.h"
 #include "hooks/hook.h"
 #include "memory/route.h"
 #include "telemetry/counters.h"
@@ -11,20 +10,15 @@ using driver::StreamZero;
 
 namespace {
 
-bool is_large(std::size_t bytes) {
-  return options().threshold != kNever && bytes >= options().threshold;
-}
-
 void count(std::size_t bytes) {
   telemetry::counters.pool.add(bytes);
   engine::note_use();
-  if (is_large(bytes)) telemetry::counters.pool_large.add(bytes);
+  if (over_threshold(bytes, options())) telemetry::counters.pool_large.add(bytes);
 }
 
 // A block that exists at once is also there in stream order. Not while the stream captures: then
 // the allocation is a node of the graph.
-bool may_route(const CUdeviceptr* out, std::size_t bytes, CUstream stream) {
-  if (out == nullptr || options().async != AsyncPolicy::route || !is_large(bytes)) return false;
+bool may_route(CUstream stream) {
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   return driver::cuStreamIsCapturing(stream, &status) == CUDA_SUCCESS &&
          status == CU_STREAM_CAPTURE_STATUS_NONE;
@@ -35,11 +29,20 @@ CUresult allocate(CUdeviceptr* out, std::size_t bytes, CUstream stream, StreamZe
                   Real real) {
   const Reentry guard;
   if (pass_through(guard)) return real();
-  if (may_route(out, bytes, driver::resolve_stream(stream, zero))) {
+  stream = driver::resolve_stream(stream, zero);
+  const bool sensible = out != nullptr && bytes != 0;
+  const bool takes = sensible && engine::takes_async(bytes) && may_route(stream);
+  if (takes && !options().dry_run) return engine::allocate(out, bytes);
+  const CUresult code = once_more(real, guard);
+  if (code == CUDA_ERROR_OUT_OF_MEMORY && sensible && engine::takes_async_spill(bytes) &&
+      may_route(stream)) {
     return engine::allocate(out, bytes);
   }
-  const CUresult code = once_more(real, guard);
-  if (code == CUDA_SUCCESS) count(bytes);
+  if (code == CUDA_SUCCESS && takes) {
+    engine::note_dry(*out, bytes);
+  } else if (code == CUDA_SUCCESS) {
+    count(bytes);
+  }
   return code;
 }
 

@@ -16,8 +16,10 @@
 #undef cuCtxDestroy
 #undef cuDevicePrimaryCtxRelease
 #undef cuDevicePrimaryCtxReset
+#undef cuDeviceTotalMem
 #undef cuGetProcAddress
 #undef cuIpcOpenMemHandle
+#undef cuMemGetInfo
 #undef cuMemcpy3DBatchAsync
 #undef cuMemcpyBatchAsync
 

@@ -1,7 +1,7 @@
 // The rules of symbol lookup under kvshim. A program must not be able to tell that kvshim is there
 // by what exists: a hook is handed out only where the lookup would have found the driver's
 // function. Runs inside foreign constructors and allocator start-up: no heap, no lock, no
-// constructor, and for every name but a hooked one nothing but two character tests and a small
+// constructor, and for every name but a hooked one nothing but a few character tests and a small
 // table.
 #include "hooks/lookup.h"
 
@@ -104,7 +104,9 @@ Decision behind_us(const Request& request, const HookEntry& entry, bool truth) {
 }
 
 Decision decide_hooked(const Request& request, const HookEntry& entry) {
-  const bool truth = options().disable || driver::contains(request.caller);
+  const bool nvml = entry.name[0] == 'n';
+  const bool truth =
+      options().disable || driver::contains(request.caller) || (nvml && !options().nvml);
   const bool everywhere = request.handle == RTLD_DEFAULT;
   void* const found = request.ask(request.handle);
   // NULL keeps the one error message of the real lookup.
@@ -157,7 +159,9 @@ Decision decide(const Request& request) {
     if (ours && !driver::contains(request.caller)) return decide_lookup_function(request);
     return request.natural();
   }
-  if (name[0] != 'c' || name[1] != 'u') return request.natural();
+  const bool cuda = name[0] == 'c' && name[1] == 'u';
+  const bool nvml = name[0] == 'n' && name[1] == 'v';
+  if (!cuda && !nvml) return request.natural();
   // "cu" alone also begins cudnnCreate, cublasCreate_v2, curl_easy_init, cuserid: exact names only.
   const HookEntry* const entry = find_hook(name);
   return entry == nullptr ? request.natural() : decide_hooked(request, *entry);

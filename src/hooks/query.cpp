@@ -40,6 +40,17 @@ void answer(const engine::BlockView& block, CUpointer_attribute attribute, void*
         *static_cast<unsigned long long*>(data) = 0;
       }
       break;
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+      // Of the host kind the driver says host memory. The program asked for device memory and may
+      // do with it what it does with that: kernels, every copy, no access by the CPU.
+      if (block.kind == Kind::host) *static_cast<unsigned*>(data) = CU_MEMORYTYPE_DEVICE;
+      break;
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+      if (block.kind == Kind::host) *static_cast<int*>(data) = block.device;
+      break;
+    case CU_POINTER_ATTRIBUTE_HOST_POINTER:
+      if (block.kind == Kind::host) *static_cast<void**>(data) = nullptr;
+      break;
     default:
       break;
   }
@@ -49,20 +60,20 @@ void answer(const engine::BlockView& block, CUpointer_attribute attribute, void*
 // to the program, whatever is mapped there.
 constexpr CUdeviceptr kNobodys = 16;
 
+// The single query has an error for a pointer that the CPU cannot use, as natively.
+bool hidden(Place place, const engine::BlockView& block, CUpointer_attribute attribute) {
+  return place == Place::hole || (place == Place::block && block.kind == Kind::host &&
+                                  attribute == CU_POINTER_ATTRIBUTE_HOST_POINTER);
+}
+
 // A vmm block to answer for, a hole to hide, or neither.
 Place place_of(const Reentry& guard, CUdeviceptr ptr, engine::BlockView* block) {
   if (pass_through(guard)) return Place::foreign;
   const Place place = engine::find(ptr, block);
-  return place == Place::block && block->kind != Kind::vmm ? Place::foreign : place;
+  return place == Place::block && !is_mapping(block->kind) ? Place::foreign : place;
 }
 
 }  // namespace
-
-KVSHIM_HOOK_DEF CUresult cuMemGetInfo_v2(std::size_t* free, std::size_t* total) {
-  const Reentry guard;
-  if (pass_through(guard)) return real::cuMemGetInfo_v2(free, total);
-  return engine::mem_info(free, total);
-}
 
 KVSHIM_HOOK_DEF CUresult cuMemGetAddressRange_v2(CUdeviceptr* base, std::size_t* size,
                                                  CUdeviceptr ptr) {
@@ -84,8 +95,8 @@ KVSHIM_HOOK_DEF CUresult cuPointerGetAttribute(void* data, CUpointer_attribute a
   const Reentry guard;
   engine::BlockView block;
   const Place place = place_of(guard, ptr, &block);
-  const CUresult code =
-      real::cuPointerGetAttribute(data, attribute, place == Place::hole ? kNobodys : ptr);
+  const CUresult code = real::cuPointerGetAttribute(
+      data, attribute, hidden(place, block, attribute) ? kNobodys : ptr);
   if (place == Place::block && code == CUDA_SUCCESS) answer(block, attribute, data);
   return code;
 }

@@ -1,4 +1,4 @@
-// The hooks as data: exact exported name -> our function. Generated from hooks.def.
+// The hooks as data: exact exported name -> our function. Generated from hooks.def and nvml.def.
 #pragma once
 
 #include <span>
@@ -10,7 +10,7 @@ struct HookEntry {
   void* hook;        // our exported function of that name
 };
 
-// In the order of hooks.def; constant, usable from any thread at any time.
+// In the order of the two files; constant, usable from any thread at any time.
 std::span<const HookEntry> hook_table() noexcept;
 
 }  // namespace kvshim

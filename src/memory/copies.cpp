@@ -29,7 +29,7 @@ struct Stretch {
 Verdict judge_spot(const registry::Spot& spot, std::uint64_t bytes) noexcept {
   if (spot.place == Place::hole) return Verdict::refused;
   // The driver knows where native and managed blocks end.
-  if (spot.place == Place::foreign || spot.kind != Kind::vmm) return Verdict::forward;
+  if (spot.place == Place::foreign || !is_mapping(spot.kind)) return Verdict::forward;
   return bytes <= spot.left ? Verdict::ours : Verdict::refused;
 }
 
@@ -54,7 +54,7 @@ Side side_of(CUdeviceptr address) noexcept {
   Side side;
   Block block;
   if (registry::find(address, &block) == Place::block) {
-    return {block.owner->context(), block.owner->device().ordinal(), block.kind == Kind::vmm};
+    return {block.owner->context(), block.owner->device().ordinal(), is_mapping(block.kind)};
   }
   unsigned type = 0;
   if (driver::cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address) !=

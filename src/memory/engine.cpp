@@ -10,9 +10,12 @@
 #include "base/options.h"
 #include "base/sizes.h"
 #include "driver/capture.h"
+#include "driver/contexts.h"
 #include "driver/device.h"
 #include "driver/errors.h"
+#include "driver/host_memory.h"
 #include "driver/peers.h"
+#include "memory/kinds/host.h"
 #include "memory/kinds/managed.h"
 #include "memory/kinds/vmm.h"
 #include "memory/listener.h"
@@ -22,6 +25,8 @@
 #include "memory/release.h"
 #include "memory/retired.h"
 #include "memory/route.h"
+#include "memory/spill.h"
+#include "memory/tally.h"
 #include "telemetry/counters.h"
 #include "telemetry/summary.h"
 
@@ -40,9 +45,11 @@ void in_forked_child() {
   owners.forget();
   peers::forget();
   driver::forget_peers();
-  managed::forget();
+  spill::forget();
   forget_memset_jobs();
   driver::forget_devices();
+  driver::forget_host_memory();
+  tally::forget();
   telemetry::reset();
 }
 
@@ -53,7 +60,9 @@ void prepare() noexcept {
     return;
   if (prepared.exchange(true, std::memory_order_acq_rel)) return;
   pthread_atfork(nullptr, nullptr, in_forked_child);
-  if (options().summary || options().log >= LogLevel::info) atexit(telemetry::write_summary);
+  if (options().summary || options().dry_run || options().log >= LogLevel::info) {
+    atexit(telemetry::write_summary);
+  }
 }
 
 // May memory be allocated or freed here and now? The driver's own answer, for 70 ns and without any
@@ -81,11 +90,19 @@ CUresult make_vmm(Owner& owner, std::uint64_t bytes, Block* block) noexcept {
   return code;
 }
 
+CUresult make_host(Owner& owner, std::uint64_t bytes, Block* block) noexcept {
+  const CUresult code = host::create(owner.device(), bytes, &block->mapping, &block->spilled);
+  if (code == CUDA_SUCCESS) block->base = block->mapping.base;
+  return code;
+}
+
 CUresult make(Kind kind, Owner& owner, std::uint64_t bytes, Block* block) noexcept {
   block->kind = kind;
   switch (kind) {
+    case Kind::host:
+      return make_host(owner, bytes, block);
     case Kind::managed:
-      return managed::create(owner.device(), bytes, &block->base);
+      return managed::create(owner.device(), bytes, &block->base, &block->spilled);
     case Kind::vmm:
       return make_vmm(owner, bytes, block);
     case Kind::native:
@@ -98,9 +115,15 @@ CUresult make(Kind kind, Owner& owner, std::uint64_t bytes, Block* block) noexce
 // memory is tried again once with the cache emptied, and then natively.
 CUresult make_or_fall(Kind wanted, Owner& owner, std::uint64_t bytes, Block* block) noexcept {
   Kind kind = wanted;
+  if (kind == Kind::host) {
+    CUresult code = make(kind, owner, bytes, block);
+    if (code == CUDA_ERROR_OUT_OF_MEMORY && make_room()) code = make(kind, owner, bytes, block);
+    if (!driver::Device::is_refusal(code)) return code;
+    kind = Kind::managed;
+  }
   if (kind == Kind::managed) {
     CUresult code = make(kind, owner, bytes, block);
-    if (code == CUDA_ERROR_OUT_OF_MEMORY && retired::reap_managed() != 0) {
+    if (code != CUDA_SUCCESS && retired::reap_managed() != 0) {
       code = make(kind, owner, bytes, block);
     }
     if (code != CUDA_ERROR_NOT_SUPPORTED) return code;
@@ -111,6 +134,49 @@ CUresult make_or_fall(Kind wanted, Owner& owner, std::uint64_t bytes, Block* blo
   const bool may_fall = code == CUDA_ERROR_OUT_OF_MEMORY || driver::Device::is_refusal(code);
   if (kind == Kind::vmm && may_fall) code = make(Kind::native, owner, bytes, block);
   return code;
+}
+
+// Blocks that share a page of the device are no host blocks: nobody needs a page of host memory
+// each. They become `instead`.
+Kind suited(Kind kind, std::uint64_t bytes, const driver::Device& device, Kind instead) noexcept {
+  return kind == Kind::host && bytes < device.granularity() ? instead : kind;
+}
+
+// A block that device memory cannot take goes to host memory instead of failing, where the user
+// wants that. Out of memory there too is the same 2.
+CUresult make_or_spill(Route* route, Owner& owner, std::uint64_t bytes, Block* block) noexcept {
+  CUresult code = make_or_fall(route->kind, owner, bytes, block);
+  if (code == CUDA_SUCCESS && block->kind != route->kind) route->why = Why::fallback;
+  if (code != CUDA_ERROR_OUT_OF_MEMORY || uses_host(route->kind) || !may_spill(bytes, options())) {
+    return code;
+  }
+  const Kind spilled = suited(spill_kind(options()), bytes, owner.device(), Kind::managed);
+  code = make_or_fall(spilled, owner, bytes, block);
+  if (code != CUDA_SUCCESS) return code;
+  route->why = block->kind == spilled ? Why::pressure : Why::fallback;
+  static constinit log::Once said[driver::kMaxDevices];
+  if (block->kind == spilled && said[owner.device().ordinal()].first()) {
+    log::info("device {} is full: from now on blocks become {} while it is (KVSHIM_SPILL)",
+              owner.device().ordinal(), kind_name(spilled));
+  }
+  return code;
+}
+
+// A framework that takes most of the device in one block makes every decision about it an all or
+// nothing.
+void call_out_large(std::uint64_t bytes, const driver::Device& device, Kind kind) noexcept {
+  const std::uint64_t total = device.total_bytes();
+  if (total == 0 || bytes <= total / 5 * 3) return;
+  static constinit log::Once said;
+  if (!said.first()) return;
+  // With host memory told as the device's a program that plans takes such blocks on purpose.
+  log::print(
+      options().meminfo == MemInfo::with_spill ? LogLevel::info : LogLevel::warn,
+      "one block of {} is {}% of device {} and {}: if a framework preallocates, all of its memory "
+      "is of one kind now. JAX: XLA_PYTHON_CLIENT_PREALLOCATE=false, or a smaller "
+      "XLA_PYTHON_CLIENT_MEM_FRACTION; TensorFlow: TF_FORCE_GPU_ALLOW_GROWTH=true. KVSHIM_CEILING "
+      "keeps such blocks out of host memory",
+      format_size(bytes).c_str(), bytes / (total / 100), device.ordinal(), kind_name(kind));
 }
 
 // Hands the block over to wait for the stream's work. The event belongs to the stream's context,
@@ -149,6 +215,11 @@ bool active() noexcept {
 }
 
 CUresult allocate(CUdeviceptr* out, std::size_t bytes) noexcept {
+  if (options().dry_run) [[unlikely]] {
+    const CUresult native = driver::cuMemAlloc_v2(out, bytes);
+    if (native == CUDA_SUCCESS) note_dry(*out, bytes);
+    return native;
+  }
   CUresult code = verdict();
   if (code != CUDA_SUCCESS) return code;
   note_use();
@@ -160,18 +231,21 @@ CUresult allocate(CUdeviceptr* out, std::size_t bytes) noexcept {
   peers::use(owner->device().ordinal());
   retired::reap(nullptr);
 
-  const Kind wanted = route(bytes, options());
+  Route way = route(bytes, owner->device().ordinal(), options());
+  way.kind = suited(way.kind, bytes, owner->device(), Kind::vmm);
+  const Kind wanted = way.kind;
   Block block;
   block.bytes = bytes;
   block.owner = owner;
   code =
-      registry::reserve() ? make_or_fall(wanted, *owner, bytes, &block) : CUDA_ERROR_OUT_OF_MEMORY;
+      registry::reserve() ? make_or_spill(&way, *owner, bytes, &block) : CUDA_ERROR_OUT_OF_MEMORY;
   if (code != CUDA_SUCCESS) {
     if (code == CUDA_ERROR_OUT_OF_MEMORY) {
       counters.out_of_memory.fetch_add(1, std::memory_order_relaxed);
     }
-    log::debug("{} bytes on device {} as {}: {} {}", bytes, owner->device().ordinal(),
-               kind_name(wanted), static_cast<int>(code), driver::error_name(code));
+    log::debug("{} bytes on device {} as {} ({}): {} {}", bytes, owner->device().ordinal(),
+               kind_name(wanted), why_text(way).text, static_cast<int>(code),
+               driver::error_name(code));
     return code;
   }
   if (block.kind != Kind::native) owner->stock_spare();
@@ -179,13 +253,50 @@ CUresult allocate(CUdeviceptr* out, std::size_t bytes) noexcept {
   if (block.mapping.bytes != 0) {
     peers::share({block.mapping.base, block.mapping.bytes, owner->device().ordinal()});
   }
-  counters.kinds[static_cast<unsigned>(block.kind)].add(bytes);
-  if (block.kind != wanted) counters.fallbacks.fetch_add(1, std::memory_order_relaxed);
-  if (options().threshold != kNever && bytes < options().threshold) note_largest_small(bytes);
-  log::debug("{} bytes on device {} became {} at {:#x}", bytes, owner->device().ordinal(),
-             kind_name(block.kind), block.base);
+  tally::add(block, way);
+  if (way.why == Why::fallback) counters.fallbacks.fetch_add(1, std::memory_order_relaxed);
+  if (options().threshold != kNever && !over_threshold(bytes, options())) note_largest_small(bytes);
+  call_out_large(bytes, owner->device(), block.kind);
+  log::debug("{} bytes on device {} became {} at {:#x} ({})", bytes, owner->device().ordinal(),
+             kind_name(block.kind), block.base, why_text(way).text);
   *out = block.base;
   return CUDA_SUCCESS;
+}
+
+bool takes_async(std::size_t bytes) noexcept {
+  const Options& chosen = options();
+  if (chosen.async != AsyncPolicy::route) return false;
+  if (chosen.rules.count != 0) {
+    const CUdevice device = driver::current_device();
+    const bool known = device >= 0 && device < driver::kMaxDevices;
+    const unsigned rule = known ? matching_rule(bytes, device, chosen) : 0;
+    if (rule != 0) return chosen.rules.list[rule - 1].kind != Kind::native;
+  }
+  return over_threshold(bytes, chosen);
+}
+
+bool takes_async_spill(std::size_t bytes) noexcept {
+  const Options& chosen = options();
+  return chosen.async == AsyncPolicy::route && may_spill(bytes, chosen) && !chosen.dry_run;
+}
+
+void note_dry(CUdeviceptr base, std::size_t bytes) noexcept {
+  note_use();
+  Owner* owner = nullptr;
+  if (owners.current(&owner) != CUDA_SUCCESS || !registry::reserve()) return;
+  Route way = route(bytes, owner->device().ordinal(), options());
+  way.kind = suited(way.kind, bytes, owner->device(), Kind::vmm);
+  Block block;
+  block.base = base;
+  block.bytes = bytes;
+  block.owner = owner;
+  block.planned = way.kind;
+  registry::insert(block);
+  tally::add(block, way);
+  if (options().threshold != kNever && !over_threshold(bytes, options())) note_largest_small(bytes);
+  call_out_large(bytes, owner->device(), way.kind);
+  log::debug("{} bytes on device {} at {:#x} would have become {} ({})", bytes,
+             owner->device().ordinal(), base, kind_name(way.kind), why_text(way).text);
 }
 
 bool free(CUdeviceptr ptr, CUresult* result) noexcept {
@@ -200,7 +311,7 @@ bool free(CUdeviceptr ptr, CUresult* result) noexcept {
   }
   bool gone = false;  // the owner context was destroyed, and with it, natively, the block
   CUresult code = CUDA_SUCCESS;
-  if (block.kind == Kind::vmm) code = block.owner->wait_idle(&gone);
+  if (is_mapping(block.kind)) code = block.owner->wait_idle(&gone);
   if (code == CUDA_SUCCESS || gone) {
     const CUresult released = release(block);
     if (!gone) code = released;
@@ -210,7 +321,7 @@ bool free(CUdeviceptr ptr, CUresult* result) noexcept {
     *result = code;
     return true;
   }
-  counters.kinds[static_cast<unsigned>(block.kind)].remove(block.bytes);
+  tally::remove(block);
   // Of a block that went with its context the driver says what it natively would.
   *result = gone ? driver::cuMemFree_v2(ptr) : CUDA_SUCCESS;
   retired::reap(gone ? nullptr : block.owner);
@@ -229,7 +340,7 @@ bool free_async(CUdeviceptr ptr, CUstream stream, CUresult* result) noexcept {
     if (*result != CUDA_SUCCESS) {
       registry::insert(block);
     } else {
-      counters.kinds[static_cast<unsigned>(block.kind)].remove(block.bytes);
+      tally::remove(block);
     }
     return true;
   }
@@ -240,7 +351,7 @@ bool free_async(CUdeviceptr ptr, CUstream stream, CUresult* result) noexcept {
     registry::insert(block);
     return true;
   }
-  counters.kinds[static_cast<unsigned>(block.kind)].remove(block.bytes);
+  tally::remove(block);
   withdraw_handle(&block);
   if (retire(block, stream)) return true;
   // No event or no record: then at once, when the stream is done. The free itself was accepted.
@@ -258,17 +369,20 @@ CUresult mem_info(std::size_t* free, std::size_t* total) noexcept {
   if (code != CUDA_SUCCESS) return code;
   // A query asks a device nothing: where it is not known yet, nothing is held on it.
   CUdevice ordinal = 0;
-  const driver::Device* device =
-      driver::cuCtxGetDevice(&ordinal) == CUDA_SUCCESS ? driver::used_device(ordinal) : nullptr;
+  const bool known = driver::cuCtxGetDevice(&ordinal) == CUDA_SUCCESS;
+  const driver::Device* device = known ? driver::used_device(ordinal) : nullptr;
   std::uint64_t held = 0;
   if (device != nullptr) {
     for (Owner* owner = owners.first(); owner != nullptr; owner = Owners::next(*owner)) {
       if (&owner->device() == device) held += owner->slabs().free_bytes();
     }
   }
-  const std::uint64_t sum = real_free + held;
-  if (free != nullptr) *free = sum < real_total ? sum : real_total;
-  if (total != nullptr) *total = real_total;
+  std::uint64_t sum = real_free + held;
+  if (sum > real_total) sum = real_total;
+  const spill::Told extra = known ? spill::told(ordinal) : spill::Told{};
+  if (known) telemetry::note_real_memory(ordinal, real_free, real_total);
+  if (free != nullptr) *free = sum + extra.free;
+  if (total != nullptr) *total = real_total + extra.total;
   return CUDA_SUCCESS;
 }
 
@@ -276,23 +390,28 @@ Place find(CUdeviceptr address, BlockView* out) noexcept {
   Block block;
   const Place place = registry::find(address, &block);
   if (place == Place::block) {
-    const driver::HandleStep step = block.owner->device().step();
-    *out = {.base = block.base,
-            .bytes = block.bytes,
-            .context = block.owner->context(),
-            .kind = block.kind,
-            .id = block.id,
-            .sync_memops = block.sync_memops,
-            .opened = block.opened,
-            .fabric = step == driver::HandleStep::fabric,
-            .exportable = step < driver::HandleStep::none};
+    const CUdevice device = block.owner->device().ordinal();
+    const bool of_host = block.kind == Kind::host;
+    const driver::HandleStep step =
+        of_host ? driver::host_memory(block.owner->device()).step() : block.owner->device().step();
+    *out = {
+        .base = block.base,
+        .bytes = block.bytes,
+        .context = block.owner->context(),
+        .device = device,
+        .kind = block.kind,
+        .id = block.id,
+        .sync_memops = block.sync_memops,
+        .opened = block.opened,
+        .fabric = step == driver::HandleStep::fabric,
+        .exportable = step < driver::HandleStep::none && (!of_host || block.mapping.handle != 0)};
   }
   return place == Place::foreign && retired::covers(address) ? Place::hole : place;
 }
 
 bool set_sync_memops(CUdeviceptr address, bool on) noexcept {
   Block block;
-  return registry::find(address, &block) == Place::block && block.kind == Kind::vmm &&
+  return registry::find(address, &block) == Place::block && is_mapping(block.kind) &&
          registry::set_sync_memops(address, on);
 }
 
@@ -310,8 +429,12 @@ void after_destroy(const Destruction& destruction, bool destroyed) noexcept {
   if (!destroyed || owner == nullptr) return;
   Block block;
   while (registry::take_next_of(*owner, block.base, &block)) {
-    if (block.kind == Kind::vmm) release(block);  // the driver freed native and managed ones
-    counters.kinds[static_cast<unsigned>(block.kind)].remove(block.bytes);
+    if (is_mapping(block.kind)) {
+      release(block);
+    } else {
+      return_budget(block);  // the driver freed native and managed ones
+    }
+    tally::remove(block);
   }
   if (const Listener* sharing = listener.load(std::memory_order_acquire)) {
     sharing->context_gone(*owner);

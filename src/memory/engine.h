@@ -26,6 +26,15 @@ void note_use() noexcept;
 // cuMemAlloc: bytes > 0, out not NULL. The block belongs to the current context.
 CUresult allocate(CUdeviceptr* out, std::size_t bytes) noexcept;
 
+// Does a stream-ordered allocation of this size become a block of the engine's (KVSHIM_ASYNC=route,
+// and a rule or the threshold says so)? And one for which the pool had no memory (KVSHIM_SPILL)?
+bool takes_async(std::size_t bytes) noexcept;
+bool takes_async_spill(std::size_t bytes) noexcept;
+
+// KVSHIM_DRY_RUN: the driver has just made this block, and the engine notes what it would have
+// been.
+void note_dry(CUdeviceptr base, std::size_t bytes) noexcept;
+
 // cuMemFree of one of our blocks: waits for all work of the owner context, from any thread. False
 // when `ptr` is not the start of a block: then the driver has the word.
 bool free(CUdeviceptr ptr, CUresult* result) noexcept;
@@ -43,12 +52,13 @@ struct BlockView {
   CUdeviceptr base;
   std::size_t bytes;  // as requested
   CUcontext context;
+  CUdevice device;
   Kind kind;
   std::uint64_t id;  // unique in this process, never reused
   bool sync_memops;
   bool opened;      // another process's, by IPC
-  bool fabric;      // its device makes vmm memory with fabric handles
-  bool exportable;  // its device exports vmm memory
+  bool fabric;      // its kind of memory is made with fabric handles
+  bool exportable;  // as one handle, which another process can open
 };
 // Fills *out for Place::block only.
 Place find(CUdeviceptr address, BlockView* out) noexcept;

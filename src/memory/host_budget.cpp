@@ -7,8 +7,11 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <atomic>
+
 #include "base/format.h"
 #include "base/sizes.h"
+#include "memory/ledger.h"
 
 namespace kvshim::host_budget {
 
@@ -58,16 +61,28 @@ std::uint64_t file_number(const char* name) noexcept {
   return text.read_from(name) ? number(text.data) : kUnlimited;
 }
 
-void limit(Budget* budget, std::uint64_t bytes, const char* by) noexcept {
-  if (bytes < budget->available) *budget = {bytes, by};
-}
+// A measurement under way. `ledger` may be NULL: then claims of others are not asked for.
+struct Measuring {
+  Budget budget{kUnlimited, "nothing", 0};
+  Ledger* ledger = nullptr;
+
+  // What others have claimed of the limit in this file. To be asked before usage is read.
+  std::uint64_t claimed(const char* file) noexcept {
+    return ledger != nullptr ? ledger->enter(file) : 0;
+  }
+  void limit(std::uint64_t bytes, const char* by, std::uint64_t claimed) noexcept {
+    bytes = bytes > claimed ? bytes - claimed : 0;
+    if (bytes < budget.available) budget = {bytes, by, claimed};
+  }
+};
 
 // One cgroup directory: limit less usage, where page cache that the kernel drops first is no usage.
-void limit_by_directory(Budget* budget, const char* directory, const char* limit_file,
+void limit_by_directory(Measuring* measuring, const char* directory, const char* limit_file,
                         const char* usage_file, const char* cache_key) noexcept {
   char name[kPathMax];
   const std::uint64_t most = file_number(format_into(name, "{}/{}", directory, limit_file));
   if (most == kUnlimited || most > (1ull << 60)) return;  // v1 writes 2^63 - 4096 for "no limit"
+  const std::uint64_t claimed = measuring->claimed(name);
   std::uint64_t used = file_number(format_into(name, "{}/{}", directory, usage_file));
   if (used == kUnlimited) return;
   Text text;
@@ -75,20 +90,20 @@ void limit_by_directory(Budget* budget, const char* directory, const char* limit
     const std::uint64_t cache = field(text.data, cache_key);
     if (cache != kUnlimited) used = used > cache ? used - cache : 0;
   }
-  limit(budget, most > used ? most - used : 0, "the cgroup memory limit");
+  measuring->limit(most > used ? most - used : 0, "the cgroup memory limit", claimed);
 }
 
 // This process's cgroup and all its ancestors up to the mount, each may limit. In a container the
 // path of /proc/self/cgroup may not exist below the mount: then the mount itself is the cgroup.
-void limit_by_cgroup(Budget* budget, const char* root, const char* mount, const char* relative,
-                     const char* limit_file, const char* usage_file,
+void limit_by_cgroup(Measuring* measuring, const char* root, const char* mount,
+                     const char* relative, const char* limit_file, const char* usage_file,
                      const char* cache_key) noexcept {
   char directory[kPathMax];
   format_into(directory, "{}{}{}", root, mount, relative);
   const std::size_t top = strlen(root) + strlen(mount);
   for (std::size_t length = strlen(directory); length >= top && length > 0;) {
     directory[length] = '\0';
-    limit_by_directory(budget, directory, limit_file, usage_file, cache_key);
+    limit_by_directory(measuring, directory, limit_file, usage_file, cache_key);
     if (length == top) break;
     do {
       --length;
@@ -96,7 +111,7 @@ void limit_by_cgroup(Budget* budget, const char* root, const char* mount, const 
   }
 }
 
-void limit_by_cgroups(Budget* budget, const char* root) noexcept {
+void limit_by_cgroups(Measuring* measuring, const char* root) noexcept {
   char name[kPathMax];
   Text text;
   if (!text.read_from(format_into(name, "{}/proc/self/cgroup", root))) return;
@@ -111,10 +126,10 @@ void limit_by_cgroups(Budget* budget, const char* root) noexcept {
       ++controllers;
       if (strncmp(where, "/..", 3) == 0 || strcmp(where, "/") == 0) where = const_cast<char*>("");
       if (*controllers == '\0') {
-        limit_by_cgroup(budget, root, "/sys/fs/cgroup", where, "memory.max", "memory.current",
+        limit_by_cgroup(measuring, root, "/sys/fs/cgroup", where, "memory.max", "memory.current",
                         "inactive_file ");
       } else if (strstr(controllers, "memory") != nullptr) {
-        limit_by_cgroup(budget, root, "/sys/fs/cgroup/memory", where, "memory.limit_in_bytes",
+        limit_by_cgroup(measuring, root, "/sys/fs/cgroup/memory", where, "memory.limit_in_bytes",
                         "memory.usage_in_bytes", "total_inactive_file ");
       }
     }
@@ -123,7 +138,7 @@ void limit_by_cgroups(Budget* budget, const char* root) noexcept {
   }
 }
 
-void limit_by_address_space(Budget* budget) noexcept {
+void limit_by_address_space(Measuring* measuring) noexcept {
   rlimit most{};
   if (getrlimit(RLIMIT_AS, &most) != 0 || most.rlim_cur == RLIM_INFINITY) return;
   Text text;
@@ -131,26 +146,55 @@ void limit_by_address_space(Budget* budget) noexcept {
   if (text.read_from("/proc/self/statm")) {
     used = number(text.data) * static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
   }
-  limit(budget, most.rlim_cur > used ? most.rlim_cur - used : 0, "RLIMIT_AS");
+  // Its own alone: no other process counts on it.
+  measuring->limit(most.rlim_cur > used ? most.rlim_cur - used : 0, "RLIMIT_AS", 0);
 }
+
+void limit_by_machine(Measuring* measuring, const char* root) noexcept {
+  char name[kPathMax];
+  Text text;
+  const std::uint64_t claimed = measuring->claimed(format_into(name, "{}/proc/meminfo", root));
+  if (!text.read_from(name)) return;
+  const std::uint64_t kib = field(text.data, "MemAvailable:");
+  if (kib != kUnlimited) measuring->limit(kib * kKiB, "MemAvailable", claimed);
+}
+
+// Free pages of one node, and its page cache that the kernel drops first. Lines are "Node 0 key".
+void limit_by_node(Measuring* measuring, const char* root, int node) noexcept {
+  char name[kPathMax];
+  char key[48];
+  Text text;
+  format_into(name, "{}/sys/devices/system/node/node{}/meminfo", root, node);
+  const std::uint64_t claimed = measuring->claimed(name);
+  if (!text.read_from(name)) return;
+  const std::uint64_t free = field(text.data, format_into(key, "Node {} MemFree:", node));
+  const std::uint64_t cache = field(text.data, format_into(key, "Node {} Inactive(file):", node));
+  if (free == kUnlimited) return;
+  measuring->limit((free + (cache != kUnlimited ? cache : 0)) * kKiB, "its NUMA node's free memory",
+                   claimed);
+}
+
+constinit std::atomic<const char*> files_below{""};
 
 }  // namespace
 
-Budget measure_at(const char* root) noexcept {
-  Budget budget{kUnlimited, "nothing"};
-  char name[kPathMax];
-  Text text;
-  if (text.read_from(format_into(name, "{}/proc/meminfo", root))) {
-    const std::uint64_t kib = field(text.data, "MemAvailable:");
-    if (kib != kUnlimited) limit(&budget, kib * kKiB, "MemAvailable");
-  }
-  limit_by_cgroups(&budget, root);
-  if (*root == '\0') limit_by_address_space(&budget);
-  return budget;
+void look_below(const char* root) noexcept {
+  files_below.store(root, std::memory_order_release);
 }
 
-Budget measure() noexcept {
-  return measure_at("");
+Budget measure(int node, Ledger* ledger) noexcept {
+  const char* const root = files_below.load(std::memory_order_acquire);
+  Measuring measuring;
+  measuring.ledger = ledger;
+  limit_by_machine(&measuring, root);
+  limit_by_cgroups(&measuring, root);
+  if (node >= 0) limit_by_node(&measuring, root, node);
+  if (*root == '\0') limit_by_address_space(&measuring);
+  return measuring.budget;
+}
+
+const char* decision_file(char (&name)[256]) noexcept {
+  return format_into(name, "{}/proc/meminfo", files_below.load(std::memory_order_acquire));
 }
 
 }  // namespace kvshim::host_budget

@@ -13,6 +13,7 @@
 #include "memory/engine.h"
 #include "memory/owner.h"
 #include "memory/registry.h"
+#include "memory/residency.h"
 #include "telemetry/counters.h"
 
 namespace kvshim::engine {
@@ -53,6 +54,13 @@ void run_job(void* argument) {
   counters.memset_bytes.fetch_add(width * request.height, std::memory_order_relaxed);
   counters.memset_us.fetch_add(clock_us() - begun, std::memory_order_relaxed);
   if (!job->node_of_a_graph.load(std::memory_order_acquire)) drop_job(job);
+}
+
+// The CPU would fetch the pages back that KVSHIM_PREFETCH has moved to the GPU.
+// Not a block that is partly or all the device's: the CPU would draw it into host memory.
+bool by_cpu(const Block& block) noexcept {
+  return block.kind == Kind::managed && options().memset == MemsetBy::cpu &&
+         block.spilled == block.bytes && !residency::prefetched(block.bytes);
 }
 
 bool captures(CUstream stream) noexcept {
@@ -98,8 +106,8 @@ bool memset(const Memset& request, CUresult* result) noexcept {
   const bool inside = bytes <= block.bytes - (request.destination - block.base);
   // The driver knows the end of native and managed blocks; the end of a vmm block only we know, and
   // behind it may lie another one in the same slab.
-  if (!inside && block.kind != Kind::vmm) return false;
-  if (inside && (block.kind != Kind::managed || options().memset == MemsetBy::device)) return false;
+  if (!inside && !is_mapping(block.kind)) return false;
+  if (inside && !by_cpu(block)) return false;
   // While anything captures that this stream takes part in, the native call makes the native node,
   // or fails in the native way.
   if (captures(request.stream)) return false;

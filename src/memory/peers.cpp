@@ -13,6 +13,7 @@
 #include "driver/functions.h"
 #include "driver/peers.h"
 #include "memory/kinds/vmm.h"
+#include "memory/route.h"
 
 namespace kvshim::peers {
 
@@ -141,9 +142,7 @@ bool want(CUdevice device, CUdevice owner) noexcept {
 }
 
 bool makes_vmm_blocks() noexcept {
-  const Options& chosen = options();
-  const bool large = chosen.threshold != kNever && chosen.large == Kind::vmm;
-  return large || (chosen.threshold != 0 && chosen.small == Kind::vmm);
+  return reachable(Kind::vmm, options());
 }
 
 }  // namespace

@@ -19,6 +19,8 @@ struct Block {
   CUdeviceptr base = 0;
   std::uint64_t bytes = 0;  // as requested; what the host program may use
   Kind kind = Kind::native;
+  std::uint64_t spilled = 0;      // bytes of it that the spill budget counts (memory/spill.h)
+  Kind planned = Kind::native;    // in a dry run: what it would have become
   Owner* owner = nullptr;         // the context that allocated it; never NULL
   vmm::Mapping mapping;           // vmm blocks with a handle of their own
   Slab* slab = nullptr;           // vmm blocks that share one

@@ -4,6 +4,7 @@
 #include "driver/functions.h"
 #include "memory/listener.h"
 #include "memory/owner.h"
+#include "memory/spill.h"
 
 namespace kvshim {
 
@@ -13,14 +14,23 @@ void withdraw_handle(Block* block) noexcept {
   block->export_slot = 0;
 }
 
+void return_budget(const Block& block) noexcept {
+  if (block.spilled != 0) spill::returned(block.owner->device().ordinal(), block.spilled);
+}
+
 CUresult release(const Block& given) noexcept {
   Block block = given;
   withdraw_handle(&block);
-  if (block.kind != Kind::vmm) return driver::cuMemFree_v2(block.base);
+  if (!is_mapping(block.kind)) {
+    const CUresult code = driver::cuMemFree_v2(block.base);
+    if (code == CUDA_SUCCESS) return_budget(block);
+    return code;
+  }
   if (block.slab != nullptr) {
     block.owner->slabs().free({block.base, block.slab}, block.bytes);
   } else {
     vmm::destroy(block.mapping);
+    return_budget(block);
   }
   return CUDA_SUCCESS;
 }

@@ -14,4 +14,7 @@ CUresult release(const Block& block) noexcept;
 // that is freed in stream order loses its handle at once, its memory later.
 void withdraw_handle(Block* block) noexcept;
 
+// The block went with its context, without release(): its bytes spill no more.
+void return_budget(const Block& block) noexcept;
+
 }  // namespace kvshim

@@ -124,7 +124,7 @@ bool add(const Block& block, CUevent event, CUcontext event_context) noexcept {
 
 std::uint64_t reap(const Owner* owner) noexcept {
   return reap_where([&](const Block& block) {
-    return block.kind == Kind::vmm || (owner != nullptr && block.owner == owner);
+    return is_mapping(block.kind) || (owner != nullptr && block.owner == owner);
   });
 }
 
@@ -138,7 +138,7 @@ void wait_for_others() noexcept {
     {
       const Guard guard(lock);
       for (const Entry* entry = head; entry != nullptr; entry = entry->next) {
-        busy = busy || (entry->taken && entry->block.kind == Kind::vmm);
+        busy = busy || (entry->taken && is_mapping(entry->block.kind));
       }
     }
     if (!busy) return;
@@ -198,7 +198,11 @@ void settle(Entry* chain, const Owner* owner, CUcontext context, bool destroyed)
     const bool ends = destroyed && owner != nullptr && entry->block.owner == owner;
     if (ends) {
       if (entry->event != nullptr) driver::cuEventDestroy_v2(entry->event);
-      if (entry->block.kind == Kind::vmm) release(entry->block);  // others went with the context
+      if (is_mapping(entry->block.kind)) {
+        release(entry->block);
+      } else {
+        return_budget(entry->block);  // the memory went with the context
+      }
     }
     const Guard guard(lock);
     if (ends) {

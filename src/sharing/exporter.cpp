@@ -214,14 +214,16 @@ bool get_handle(CUipcMemHandle* out, CUdeviceptr address, CUresult* result) noex
   Block block;
   if (options().ipc == IpcPolicy::off || out == nullptr) return false;
   if (registry::find(address, &block) != Place::block || block.opened) return false;
-  if (block.kind == Kind::managed && said_managed.first()) {
+  const bool pieces = block.kind == Kind::host && block.mapping.handle == 0;
+  if ((pieces || block.kind == Kind::managed) && said_managed.first()) {
     log::warn(
-        "a block of {} bytes is wanted over IPC, and managed memory has none. KVSHIM_THRESHOLD "
-        "over its size or KVSHIM_LARGE=vmm keeps such blocks shareable",
-        block.bytes);
+        "a block of {} bytes is wanted over IPC, and {} has none. KVSHIM_THRESHOLD over its size "
+        "or "
+        "KVSHIM_LARGE=vmm keeps such blocks shareable",
+        block.bytes, pieces ? "host memory of several handles" : "managed memory");
   }
   CUcontext context = nullptr;
-  if (block.kind != Kind::vmm || driver::cuCtxGetCurrent(&context) != CUDA_SUCCESS ||
+  if (pieces || !is_mapping(block.kind) || driver::cuCtxGetCurrent(&context) != CUDA_SUCCESS ||
       context == nullptr) {
     return false;
   }

@@ -57,8 +57,10 @@ CUresult import_memory(const Offer& offer, int fd, CUmemGenericAllocationHandle*
 // handle.
 CUresult attach(CUdevice current, vmm::Mapping* mapping, CUdevice* home) noexcept {
   CUmemAllocationProp prop{};
+  // Memory of the host is on no device.
   const bool known =
-      driver::cuMemGetAllocationPropertiesFromHandle(&prop, mapping->handle) == CUDA_SUCCESS;
+      driver::cuMemGetAllocationPropertiesFromHandle(&prop, mapping->handle) == CUDA_SUCCESS &&
+      prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE;
   *home = known ? prop.location.id : current;
   CUresult code = driver::cuMemAddressReserve(&mapping->base, mapping->bytes, 0, 0, 0);
   if (code != CUDA_SUCCESS) return code;

@@ -23,6 +23,12 @@ void KindCounters::remove(std::uint64_t size) noexcept {
   live_bytes.fetch_sub(size, std::memory_order_relaxed);
 }
 
+void note_real_memory(int device, std::uint64_t free, std::uint64_t total) noexcept {
+  if (device < 0 || device >= driver::kMaxDevices) return;
+  counters.devices[device].real_free.store(free, std::memory_order_relaxed);
+  counters.devices[device].real_total.store(total, std::memory_order_relaxed);
+}
+
 void reset() noexcept {
   new (&counters) Counters{};
 }

@@ -6,6 +6,9 @@
 #include <cstdint>
 
 #include "base/kind.h"
+#include "base/rules.h"
+#include "base/why.h"
+#include "driver/device.h"
 
 namespace kvshim::telemetry {
 
@@ -23,8 +26,7 @@ struct KindCounters {
   void remove(std::uint64_t size) noexcept;
 };
 
-// Memory that the host program took by other roads: counted, never touched.
-struct Bypass {
+struct Amount {
   Count calls{0};
   Count bytes{0};
 
@@ -34,13 +36,25 @@ struct Bypass {
   }
 };
 
+// What of one device's blocks lives in host memory, and the driver's own figures, as last asked.
+struct DeviceCounters {
+  KindCounters spilled;
+  Count told{0};  // bytes added to the device's total (KVSHIM_MEMINFO=virtual)
+  Count real_total{0};
+  Count real_free{0};
+};
+
 struct Counters {
   KindCounters kinds[kKindCount];
-  Bypass own_vmm;        // the host's cuMemCreate
-  Bypass pool;           // cuMemAllocAsync, cuMemAllocFromPoolAsync
-  Bypass pool_large;     // those of them at and over the threshold
-  Bypass own_managed;    // the host's cuMemAllocManaged
-  Bypass unseen;         // cuMemAlloc memory that was freed here and allocated past us
+  DeviceCounters devices[driver::kMaxDevices];
+  Amount by[kWhyCount];  // blocks by the reason for their kind, Why::rule left out
+  Amount by_rule[Rules::kMax];
+  // Memory that the host program took by other roads: counted, never touched.
+  Amount own_vmm;        // the host's cuMemCreate
+  Amount pool;           // cuMemAllocAsync, cuMemAllocFromPoolAsync
+  Amount pool_large;     // those of them at and over the threshold
+  Amount own_managed;    // the host's cuMemAllocManaged
+  Amount unseen;         // cuMemAlloc memory that was freed here and allocated past us
   Count ipc_exports{0};  // blocks that got an IPC handle
   Count ipc_imports{0};  // blocks of other processes that were opened, second opens not counted
   Count ipc_refused{0};  // handles that could not be opened
@@ -67,6 +81,9 @@ inline bool anything_happened() noexcept {
   return busy(counters.ipc_imports) || busy(counters.own_vmm.calls) || busy(counters.pool.calls) ||
          busy(counters.own_managed.calls) || busy(counters.out_of_memory);
 }
+
+// What the driver itself says of a device.
+void note_real_memory(int device, std::uint64_t free, std::uint64_t total) noexcept;
 
 // In a forked child: counts start again.
 void reset() noexcept;

@@ -8,6 +8,7 @@
 #include "base/options.h"
 #include "base/sizes.h"
 #include "driver/device.h"
+#include "driver/host_memory.h"
 #include "telemetry/counters.h"
 #include "telemetry/neighbours.h"
 #include "telemetry/remedies.h"
@@ -30,7 +31,7 @@ class Page {
   void write() const { log::write_raw(text_, length_); }
 
  private:
-  char text_[6144];
+  char text_[12288];
   std::size_t length_ = 0;
 };
 
@@ -62,7 +63,10 @@ void kinds(Page& page) {
               get(kind.blocks), get(kind.live), format_size(get(kind.bytes)).c_str(),
               format_size(get(kind.live_bytes)).c_str(), format_size(get(kind.peak_bytes)).c_str());
   }
-  if (chosen.threshold == kNever) {
+  if (chosen.spill == SpillPolicy::pressure) {
+    page.line("  no threshold (KVSHIM_SPILL=pressure): every block is {} until memory is short",
+              kind_name(chosen.small));
+  } else if (chosen.threshold == kNever) {
     page.line("  no threshold: every block is {}", kind_name(chosen.small));
   } else if (chosen.threshold == 0) {
     page.line("  the threshold is 0: every block is {}", kind_name(chosen.large));
@@ -70,6 +74,34 @@ void kinds(Page& page) {
     page.line("  {} and more: {}; less: {} (largest of these: {})",
               format_size(chosen.threshold).c_str(), kind_name(chosen.large),
               kind_name(chosen.small), format_size(get(counters.largest_small)).c_str());
+  }
+}
+
+// Where the threshold alone decided, the lines above say all.
+void reasons(Page& page) {
+  const Rules& rules = options().rules;
+  const auto line = [&](const char* why, const Amount& amount) {
+    if (get(amount.calls) == 0) return;
+    page.line("  why: {}: {} blocks, {}", why, get(amount.calls),
+              format_size(get(amount.bytes)).c_str());
+  };
+  bool more_than_threshold = rules.count != 0 || options().dry_run;
+  for (unsigned why = 0; why < kWhyCount; ++why) {
+    if (static_cast<Why>(why) == Why::threshold) continue;
+    more_than_threshold = more_than_threshold || get(counters.by[why].calls) != 0;
+  }
+  if (!more_than_threshold) return;
+  for (unsigned index = 0; index < rules.count; ++index) {
+    char name[288];
+    line(format_into(name, "rule {}, {}", index + 1, describe(rules.list[index]).text),
+         counters.by_rule[index]);
+  }
+  for (unsigned why = 0; why < kWhyCount; ++why) {
+    line(why_name(static_cast<Why>(why)), counters.by[why]);
+  }
+  for (unsigned index = 0; index < rules.count; ++index) {
+    if (get(counters.by_rule[index].calls) != 0) continue;
+    page.line("  rule {}, {}, matched nothing", index + 1, describe(rules.list[index]).text);
   }
 }
 
@@ -101,9 +133,30 @@ void devices(Page& page) {
                 driver::handle_step_name(device.step()),
                 device.fabric_attribute() ? "" : " (the device has no fabric handles)");
     }
+    if (const driver::HostMemory* host = driver::used_host_memory(device.ordinal())) {
+      page.line("  device {}: host blocks: NUMA node {}, {}", device.ordinal(), host->node(),
+                driver::handle_step_name(host->step()));
+    }
     if (!device.managed())
       page.line("  device {}: no managed memory for CPU and GPU at once", device.ordinal());
   });
+}
+
+// The device's own figures, whatever the program was told.
+void memory(Page& page) {
+  for (int index = 0; index < driver::kMaxDevices; ++index) {
+    const DeviceCounters& device = counters.devices[index];
+    if (get(device.spilled.blocks) != 0) {
+      page.line("  device {}: in host memory {} now, {} at most", index,
+                format_size(get(device.spilled.live_bytes)).c_str(),
+                format_size(get(device.spilled.peak_bytes)).c_str());
+    }
+    if (get(device.told) == 0) continue;
+    page.line("  device {}: the program was told of {} more than the {} that the device has", index,
+              format_size(get(device.told)).c_str(), format_size(get(device.real_total)).c_str());
+    page.line("    of which {} were free when last asked",
+              format_size(get(device.real_free)).c_str());
+  }
 }
 
 void shared(Page& page) {
@@ -176,10 +229,14 @@ void troubles(Page& page) {
 void write_summary() {
   if (!anything_happened()) return;
   Page page;
-  page.line("kvshim[{}] summary", getpid());
+  const bool dry = options().dry_run;
+  page.line("kvshim[{}] summary{}", getpid(),
+            dry ? " of a dry run: nothing was moved; blocks stand where they would have gone" : "");
   kinds(page);
+  reasons(page);
   times(page);
-  devices(page);
+  if (!dry) devices(page);
+  memory(page);
   shared(page);
   bypassed(page);
   neighbours(page);

@@ -14,6 +14,7 @@ command -v "${cxx%% *}" >/dev/null || {
 # The source check needs a source tree: one file with a bare lookup.
 mkdir -p "$work/src/hooks" "$work/include/kvshim"
 echo 'KVSHIM_HOOK(cuMemAlloc_v2, (int out), (out))' >"$work/src/hooks/hooks.def"
+: >"$work/src/hooks/nvml.def"
 echo 'const char* kvshim_version(void);' >"$work/include/kvshim/kvshim.h"
 failed=0
 

@@ -50,7 +50,7 @@ exports)
     "keep the version script anonymous: { global: ...; local: *; };"
   exported=$(nm -D --defined-only "$library" | awk '{print $3}' | sort)
   table=$({
-    sed -n 's/^KVSHIM_HOOK(\([A-Za-z0-9_]*\),.*/\1/p' "$root/src/hooks/hooks.def"
+    sed -n 's/^KVSHIM_HOOK(\([A-Za-z0-9_]*\),.*/\1/p' "$root/src/hooks/hooks.def" "$root/src/hooks/nvml.def"
     echo dlsym
     echo dlvsym
     sed 's@/\*.*\*/@@; s@^ \*.*@@; s@//.*@@' "$root/include/kvshim/kvshim.h" |

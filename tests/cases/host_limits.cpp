@@ -1,14 +1,13 @@
 // Managed blocks take host memory, and the CPU touches every page: what the machine or its cgroup
 // does not have must be refused with code 2 before a page is touched, or the kernel kills the
 // program. And devices on which the CPU must not touch managed memory.
-#include <fcntl.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 
 #include <fstream>
 #include <thread>
 
+#include "cgroup.h"
 #include "host.h"
 
 using namespace cases;
@@ -18,64 +17,10 @@ namespace {
 const Environment kFromOneGiB = {
     {"KVSHIM_THRESHOLD", "1GiB"}, {"KVSIM_MEMORY", "64G"}, {"KVSHIM_SUMMARY", "1"}};
 
-bool put(const std::string& path, const std::string& text) {
-  const int file = open(path.c_str(), O_WRONLY | O_CLOEXEC);
-  if (file < 0) return false;
-  const bool done = write(file, text.data(), text.size()) == static_cast<ssize_t>(text.size());
-  close(file);
-  return done;
-}
-
-bool was_killed(const std::string& group) {
-  return read_file(group + "/memory.oom_control").find("oom_kill 1") != std::string::npos ||
-         read_file(group + "/memory.events").find("oom_kill 1") != std::string::npos;
-}
-
-bool join(const char* group) {
-  return put(std::string(group) + "/cgroup.procs", std::to_string(getpid()));
-}
-
-// A memory cgroup of 2 GiB below this process's own, of either version; empty where this machine
-// gives none away.
-class Cgroup {
- public:
-  Cgroup() {
-    std::ifstream in("/proc/self/cgroup");
-    for (std::string line; std::getline(in, line) && path.empty();) {
-      const std::size_t first = line.find(':'), second = line.find(':', first + 1);
-      if (second == std::string::npos) continue;
-      const std::string controllers = line.substr(first + 1, second - first - 1);
-      const std::string own = line.substr(second + 1) == "/" ? "" : line.substr(second + 1);
-      const std::string name = own + "/kvshim-case-" + std::to_string(getpid());
-      if (controllers.empty()) {
-        make("/sys/fs/cgroup" + name, "memory.max");
-      } else if (("," + controllers + ",").find(",memory,") != std::string::npos) {
-        make("/sys/fs/cgroup/memory" + name, "memory.limit_in_bytes");
-      }
-    }
-  }
-  ~Cgroup() {
-    for (int round = 0; !path.empty() && rmdir(path.c_str()) != 0 && round < 50; ++round) {
-      usleep(10000);
-    }
-  }
-  std::string path;
-
- private:
-  void make(const std::string& folder, const char* limit) {
-    if (mkdir(folder.c_str(), 0755) != 0) return;
-    if (put(folder + "/" + limit, "2147483648")) {
-      path = folder;
-    } else {
-      rmdir(folder.c_str());
-    }
-  }
-};
-
 }  // namespace
 
 CASE("4 GiB over the threshold in a cgroup of 2 GiB: code 2, nothing killed, life goes on") {
-  const Cgroup group;
+  const Cgroup group(2 * kGiB);
   if (group.path.empty()) return skip("no memory cgroup can be made here");
   Environment environment = kFromOneGiB;
   environment.emplace_back("CASE_CGROUP", group.path);
@@ -84,10 +29,10 @@ CASE("4 GiB over the threshold in a cgroup of 2 GiB: code 2, nothing killed, lif
   EXPECT_IN(result.lines("refused: the cgroup memory limit leaves").size() == 1, result.err);
   EXPECT_IN(summary_of(result.err).says("1 requests answered with out of memory"), result.err);
   EXPECT_IN(result.count("cuMemAllocManaged bytes=4294967296") == 1, result.show());  // the host's
-  EXPECT_IN(!was_killed(group.path), group.path);
+  EXPECT_IN(!group.killed(), group.path);
 }
 SCENE(confined) {
-  if (!join(std::getenv("CASE_CGROUP"))) return 3;
+  if (!Cgroup::enter()) return 3;
   use_device();
   CUdeviceptr block = 77;
   CODE(cuMemAlloc(&block, 4 * kGiB), CUDA_ERROR_OUT_OF_MEMORY);
@@ -119,7 +64,7 @@ void fill_up(std::size_t bytes) {
 
 CASE("blocks each too small to be worth measuring end with code 2 in a cgroup of 2 GiB") {
   for (const char* const mib : {"63", "50", "7"}) {
-    const Cgroup group;
+    const Cgroup group(2 * kGiB);
     if (group.path.empty()) return skip("no memory cgroup can be made here");
     const Result result = run(kPreloaded, "filling",
                               {{"KVSHIM_THRESHOLD", "2MiB"},
@@ -127,7 +72,7 @@ CASE("blocks each too small to be worth measuring end with code 2 in a cgroup of
                                {"CASE_CGROUP", group.path},
                                {"CASE_MIB", mib}});
     EXPECT_IN(result.ended(0), mib + (" MiB: " + result.show()));
-    EXPECT_IN(!was_killed(group.path), group.path);
+    EXPECT_IN(!group.killed(), group.path);
     // Not by giving up early: three quarters of the limit were used.
     long made = 0;
     std::sscanf(result.out.c_str(), "blocks %ld", &made);
@@ -135,7 +80,7 @@ CASE("blocks each too small to be worth measuring end with code 2 in a cgroup of
   }
 }
 SCENE(filling) {
-  if (!join(std::getenv("CASE_CGROUP"))) return 3;
+  if (!Cgroup::enter()) return 3;
   use_device();
   fill_up(static_cast<std::size_t>(std::atol(std::getenv("CASE_MIB"))) * kMiB);
   return 0;
@@ -143,7 +88,7 @@ SCENE(filling) {
 
 CASE("processes that fill one cgroup at the same time all end with code 2, none is killed") {
   for (const char* const mib : {"1500", "63", "7"}) {
-    const Cgroup group;
+    const Cgroup group(2 * kGiB);
     if (group.path.empty()) return skip("no memory cgroup can be made here");
     const Result result = run(kPreloaded, "filling_together",
                               {{"KVSHIM_THRESHOLD", "2MiB"},
@@ -151,11 +96,11 @@ CASE("processes that fill one cgroup at the same time all end with code 2, none 
                                {"CASE_CGROUP", group.path},
                                {"CASE_MIB", mib}});
     EXPECT_IN(result.ended(0), mib + (" MiB: " + result.show()));
-    EXPECT_IN(!was_killed(group.path), group.path);
+    EXPECT_IN(!group.killed(), group.path);
   }
 }
 SCENE(filling_together) {
-  if (!join(std::getenv("CASE_CGROUP"))) return 3;
+  if (!Cgroup::enter()) return 3;
   const std::size_t bytes = static_cast<std::size_t>(std::atol(std::getenv("CASE_MIB"))) * kMiB;
   int start[2], refused[2], over[2];
   for (int* const ends : {start, refused, over}) OK(pipe(ends));
@@ -186,17 +131,17 @@ SCENE(filling_together) {
 }
 
 CASE("threads that ask at once share what the host has: some get 2, the process lives") {
-  const Cgroup group;
+  const Cgroup group(2 * kGiB);
   if (group.path.empty()) return skip("no memory cgroup can be made here");
   Environment environment = kFromOneGiB;
   environment.emplace_back("KVSHIM_THRESHOLD", "64MiB");
   environment.emplace_back("CASE_CGROUP", group.path);
   const Result result = run(kPreloaded, "at_once", environment);
   EXPECT_IN(result.ended(0), result.show());
-  EXPECT_IN(!was_killed(group.path), group.path);
+  EXPECT_IN(!group.killed(), group.path);
 }
 SCENE(at_once) {
-  if (!join(std::getenv("CASE_CGROUP"))) return 3;
+  if (!Cgroup::enter()) return 3;
   const CUcontext context = use_device();
   OK(cuMemFree(allocate(64 * kMiB)));
   kvsim_hold("cuMemAllocManaged");  // whoever is let through to it has placed nothing yet

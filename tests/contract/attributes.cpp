@@ -153,7 +153,7 @@ CHECK_CASE_SIZES("attributes", "no shareable handle can be made of a block",
   CUmemGenericAllocationHandle handle = 0;
   const CUresult retained =
       cu.cuMemRetainAllocationHandle(&handle, reinterpret_cast<void*>(block.ptr()));
-  if (memory_of(size.bytes) == Memory::vmm) {
+  if (memory_of(size.bytes) == Memory::vmm || memory_of(size.bytes) == Memory::host) {
     GIVES(0, retained);
     if (retained == CUDA_SUCCESS) GIVES(0, cu.cuMemRelease(handle));
   } else {
@@ -305,13 +305,14 @@ CHECK_CASE_SIZES("attributes", "the remaining attributes that programs ask for",
 }
 
 CHECK_CASE_SIZES("attributes", "a block can be reached by GPUDirect RDMA",
-                 differs("managed memory cannot: its pages move")) {
+                 differs("managed memory cannot, its pages move; nor can host memory")) {
   const Block block(size.bytes);
   if (device_attribute(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, 0) == 0) {
     SKIP("the device has no GPUDirect RDMA");
   }
   const auto capable = ask<unsigned>(CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE, block) & 0xff;
-  EXPECT_EQ(capable, memory_of(size.bytes) == Memory::managed ? 0u : 1u);
+  const Memory kind = memory_of(size.bytes);
+  EXPECT_EQ(capable, kind == Memory::managed || kind == Memory::host ? 0u : 1u);
 }
 
 CHECK_CASE_SIZES("attributes", "the attributes of a mapping",

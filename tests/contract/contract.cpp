@@ -135,6 +135,7 @@ Memory memory_of(std::size_t bytes) {
   if (environment_is(name, "native")) return Memory::native;
   if (environment_is(name, "vmm")) return Memory::vmm;
   if (environment_is(name, "managed")) return Memory::managed;
+  if (environment_is(name, "host")) return bytes < 2 << 20 ? Memory::vmm : Memory::host;
   return large ? Memory::managed : Memory::vmm;
 }
 

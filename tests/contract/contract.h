@@ -151,7 +151,7 @@ void observe_yes(const char* what, bool value);
 bool preloaded();            // libkvshim.so is in this process and not disabled
 std::size_t option_large();  // --size-large
 
-enum class Memory { native, vmm, managed };
+enum class Memory { native, vmm, managed, host };
 // The kind of memory behind a block of this size: native when bare; preloaded, what the options
 // KVSHIM_SMALL and KVSHIM_LARGE in the environment say.
 Memory memory_of(std::size_t bytes);

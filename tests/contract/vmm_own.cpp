@@ -223,3 +223,22 @@ CHECK_CASE("vmm_own", "it lives beside memory of cuMemAlloc", plain) {
   CALL(cu.cuMemcpyDtoD(large, mapping.ptr(), 4 * kMiB));
   EXPECT(holds_byte(large, 4 * kMiB, 2));
 }
+
+CHECK_CASE("vmm_own", "one reservation of several handles is unmapped at once, after their release",
+           plain) {
+  const CUmemAllocationProp prop = device_memory();
+  const CUmemAccessDesc access{prop.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+  CUdeviceptr base = 0;
+  CALL(cu.cuMemAddressReserve(&base, 8 * kMiB, 2 * kMiB, 0, 0));
+  for (std::size_t i = 0; i < 3; ++i) {
+    CUmemGenericAllocationHandle handle = 0;
+    CALL(cu.cuMemCreate(&handle, 2 * kMiB, &prop, 0));
+    GIVES(0, cu.cuMemMap(base + i * 2 * kMiB, 2 * kMiB, 0, handle, 0));
+    GIVES(0, cu.cuMemRelease(handle));
+  }
+  GIVES(0, cu.cuMemSetAccess(base, 6 * kMiB, &access, 1));
+  fill(nullptr, base, 6 * kMiB / 4, 4);
+  EXPECT(holds_word(base, 6 * kMiB / 4, 4));
+  GIVES(0, cu.cuMemUnmap(base, 6 * kMiB));
+  GIVES(0, cu.cuMemAddressFree(base, 8 * kMiB));
+}

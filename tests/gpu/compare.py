@@ -45,7 +45,7 @@ class Run:
 
     def kinds(self):
         """{kind: (blocks, live, ...)} of kvshim's account at exit."""
-        rows = re.findall(r"^  (managed|vmm|native) +(\d+) +(\d+) +(.+)$", self.err, re.M)
+        rows = re.findall(r"^  (managed|host|vmm|native) +(\d+) +(\d+) +(.+)$", self.err, re.M)
         return {kind: (int(blocks), int(live), " ".join(rest.split()))
                 for kind, blocks, live, rest in rows}
 
@@ -401,7 +401,87 @@ def multi():
         table(["operation", "NCCL_CUMEM_ENABLE", "kind", "bare", "preloaded", "ratio"], rows)
 
 
+# Policy: the kind of the block, and the GB/s of its first read and of those after it that one H200
+# over PCIe showed (docs/residency.md). None: not a figure of ours.
+POLICIES = {"vmm": ("vmm", None, 4000), "managed_none": ("managed", 8, 4000),
+            "managed_device": ("managed", 8, 4000), "managed_host": ("managed", 40, 40),
+            "managed_prefetched": ("managed", 2000, 4000), "host": ("host", 40, 40)}
+
+
+def residency():
+    rows = []
+    for label, (kind, first, then) in POLICIES.items():
+        runs = usable(f"residency.{label}")
+        if runs is None:
+            continue
+        data = runs[0].json
+        steady = median(data["then"])
+        blocks = runs[0].kinds()
+        rows.append([label, data["mib"], f"{data['allocate_ms']:.0f}", f"{data['free_ms']:.0f}",
+                     data["first"], f"{steady:.0f}", data["type"]])
+        verdict(kind in blocks, f"{label}: the block is {kind} (there are: {', '.join(blocks)})")
+        verdict(data["right"], f"{label}: what the GPU writes arrives")
+        verdict(steady >= then and (first is None or data["first"] >= first),
+                f"{label}: read at {data['first']:.0f} GB/s, then {steady:.0f} "
+                f"(at least {first or '-'}, then {then})")
+    if rows:
+        note("One block: time to allocate and to free it, GPU read in GB/s, type as the runtime says.")
+        table(["policy", "MiB", "allocate, ms", "free, ms", "first read", "then", "type"], rows)
+    rows = []
+    for label in ("vmm", "managed_none", "managed_device", "managed_host", "host"):
+        runs = usable(f"residency_llama.{label}")
+        if runs is None:
+            continue
+        blocks = runs[0].kinds()
+        rows.append([label, f"{median(runs[0].json['rates']):.1f}",
+                     ", ".join(f"{row[0]} {kind}" for kind, row in blocks.items())])
+        wanted = POLICIES[label][0]
+        verdict(wanted in blocks and (wanted == "vmm" or blocks[wanted][0] >= 32),
+                f"Llama, {label}: the KV cache is {wanted} ({rows[-1][2]})")
+    if rows:
+        note("Llama in bfloat16, batch 16: decode with a KV cache of 4 GiB, weights in vmm blocks.")
+        table(["KV cache", "tokens/s", "blocks"], rows)
+
+
+def checks_of(run, label):
+    failed = [name for name, holds in run.json["checks"].items() if not holds]
+    verdict(not failed and run.json["checks"],
+            f"{label}: {len(run.json['checks'])} checks" + (f", failed: {'; '.join(failed)}" if failed else ""))
+
+
+def capacity():
+    rows = []
+    for label in ("bare", "virtual"):
+        runs = usable(f"capacity.{label}")
+        if runs is None:
+            continue
+        checks_of(runs[0], label)
+        for name, value in runs[0].json["figures"].items():
+            shown = f"{value['free']} of {value['total']}" if isinstance(value, dict) else value
+            rows.append([label, name, shown])
+        if label == "virtual":
+            kinds = runs[0].kinds()
+            verdict("managed" in kinds and "vmm" in kinds, "virtual: blocks of both kinds")
+    if rows:
+        note("Figures in MiB; pairs are free of total.")
+        table(["run", "figure", "MiB"], rows)
+
+
+def pluggable():
+    rows = []
+    for mode in ("pool", "all", "torch", "cupy"):
+        for how in ("bare", "preloaded"):
+            runs = usable(f"pluggable_{mode}.{how}")
+            if runs is None:
+                continue
+            checks_of(runs[0], f"{mode}, {how}")
+            rows.append([mode, how, len(runs[0].json["checks"])])
+    if rows:
+        table(["way", "library", "checks"], rows)
+
+
 STEPS = {"contract": contract, "contract_more": contract, "split": split, "bandwidth": bandwidth, "cost": cost,
          "torch": torch, "llama": llama, "frameworks": frameworks, "import": import_torch,
-         "zero": zero, "multi": multi}
+         "zero": zero, "multi": multi, "residency": residency,
+         "capacity": capacity, "pluggable": pluggable}
 STEPS[STEP]()

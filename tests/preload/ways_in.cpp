@@ -46,7 +46,8 @@ int version_of(const char* name) {
     int version;
   };
   for (const Older older :
-       {Older{"cuGetProcAddress", 11030}, Older{"cuCtxDestroy", 2000},
+       {Older{"cuGetProcAddress", 11030}, Older{"cuMemGetInfo", 2000},
+        Older{"cuDeviceTotalMem", 2000}, Older{"cuCtxDestroy", 2000},
         Older{"cuIpcOpenMemHandle", 4010}, Older{"cuDevicePrimaryCtxRelease", 7000},
         Older{"cuDevicePrimaryCtxReset", 7000}, Older{"cuMemcpyBatchAsync", 12080},
         Older{"cuMemcpyBatchAsync_ptsz", 12080}, Older{"cuMemcpy3DBatchAsync", 12080},

@@ -4,7 +4,7 @@
 //
 //   KVSIM_DEVICES=2             number of devices
 //   KVSIM_MEMORY=8G             bytes of each device (sparse; suffix K, M, G, T)
-//   KVSIM_HOST_MEMORY=64G       largest host-NUMA allocation
+//   KVSIM_HOST_MEMORY=64G       bytes of the one host NUMA node, for VMM handles
 //   KVSIM_GRANULARITY=2M        VMM granularity: 64K, 2M or 512M
 //   KVSIM_DRIVER_VERSION=13000  cuDriverGetVersion and what cuGetProcAddress accepts
 //   KVSIM_P2P=all               all, none, or pairs such as 0-1,0-2 (both ways) or 0>1 (one way)
@@ -56,6 +56,8 @@ void kvsim_set_host_numa_crash(int on);
 // Overrides an attribute; kvsim_fail_attribute makes its query answer `code`.
 void kvsim_set_attribute(int device, int attribute, int value);
 void kvsim_fail_attribute(int device, int attribute, int code);
+// What fresh VMM memory holds: the driver promises no zeroes. 0 by default.
+void kvsim_fill_new_memory(unsigned char value);
 // Bytes of a device. Less than what is in use means that nothing more can be allocated.
 void kvsim_set_memory(int device, size_t bytes);
 void kvsim_set_granularity(size_t bytes);
@@ -108,12 +110,26 @@ typedef struct kvsim_counts {
 } kvsim_counts;
 void kvsim_get_counts(kvsim_counts* counts);
 uint64_t kvsim_device_bytes(int device);
+uint64_t kvsim_host_bytes(void);           // of the host NUMA node, by VMM handles
+uint64_t kvsim_device_memory(int device);  // all it has; 0 where there is no such device
 
 // Work whose memory was freed or unmapped under it; accesses that ended in 700.
 uint64_t kvsim_violations(void);
 uint64_t kvsim_illegal_accesses(void);
 // Operations that streams have accepted and not finished.
 uint64_t kvsim_work_in_flight(void);
+
+// Managed pages (2 MiB) lie in host memory or on a device: driver/residency.h has the rules. What
+// the kernels, memsets and copies (as they write) of a device have met since the last clearing, in
+// bytes.
+typedef struct kvsim_traffic {
+  uint64_t fetched;   // managed pages that moved to the device
+  uint64_t evicted;   // managed pages that went back to host memory for want of room
+  uint64_t in_place;  // used in host memory without moving: managed, pinned or host-NUMA
+  uint64_t local;     // found on the device, of whatever kind
+} kvsim_traffic;
+void kvsim_get_traffic(int device, kvsim_traffic* traffic);
+void kvsim_clear_traffic(void);
 
 // Bytes of [ptr, ptr + bytes) of managed memory that a device holds (a kernel, device memset or
 // prefetch took the 2 MiB page), and that lie in host memory (touched, and not taken since).

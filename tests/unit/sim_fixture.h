@@ -8,13 +8,16 @@
 #include <string>
 
 #include "driver/device.h"
+#include "driver/host_memory.h"
 #include "driver/peers.h"
 #include "memory/engine.h"
-#include "memory/kinds/managed.h"
+#include "memory/kinds/host.h"
 #include "memory/owner.h"
 #include "memory/peers.h"
 #include "memory/registry.h"
 #include "memory/retired.h"
+#include "memory/spill.h"
+#include "memory/tally.h"
 #include "sim.h"
 #include "support/catch.h"
 #include "telemetry/counters.h"
@@ -34,10 +37,13 @@ class Engine {
     kvshim::owners.forget();
     kvshim::peers::forget();
     kvshim::driver::forget_peers();
-    kvshim::managed::forget();
+    kvshim::spill::forget();
+    kvshim::host::handle_bytes = std::uint64_t{1} << 30;
     kvshim::driver::forget_devices();
+    kvshim::driver::forget_host_memory();
     kvshim::telemetry::reset();
     kvsim_log_clear();
+    kvsim_clear_traffic();
     kvsim_get_counts(&before);
     violations = kvsim_violations();
   }

@@ -6,7 +6,10 @@
 #include <string>
 
 #include "base/sizes.h"
+#include "memory/ledger.h"
+#include "memory/spill.h"
 #include "support/catch.h"
+#include "support/child.h"
 
 using namespace kvshim;
 namespace files = std::filesystem;
@@ -25,7 +28,13 @@ class Root {
     files::create_directories(file.parent_path());
     std::ofstream(file) << text;
   }
-  host_budget::Budget measure() const { return host_budget::measure_at(path_.c_str()); }
+  const char* path() const { return path_.c_str(); }
+  host_budget::Budget measure(int node = -1, Ledger* ledger = nullptr) const {
+    host_budget::look_below(path_.c_str());
+    const host_budget::Budget budget = host_budget::measure(node, ledger);
+    host_budget::look_below("");
+    return budget;
+  }
 
  private:
   std::string path_;
@@ -98,4 +107,77 @@ TEST_CASE("this machine has some memory to give") {
   const auto budget = host_budget::measure();
   CHECK(budget.available > 0);
   CHECK(budget.available < (1ull << 50));
+}
+
+TEST_CASE("the free memory of a NUMA node limits what must come from it, and nothing else") {
+  Root root;
+  root.write("/proc/meminfo", kMeminfo);
+  root.write("/sys/devices/system/node/node1/meminfo",
+             "Node 1 MemTotal:       4194304 kB\nNode 1 MemFree:        1048576 kB\n"
+             "Node 1 Inactive(file):  524288 kB\n");
+  CHECK(root.measure().available == 8 * kGiB);
+  CHECK(root.measure(0).available == 8 * kGiB);
+  const auto budget = root.measure(1);
+  CHECK(budget.available == kGiB + 512 * kMiB);
+  CHECK(std::string(budget.limited_by) == "its NUMA node's free memory");
+}
+
+TEST_CASE("what others have claimed of a limit is taken off that limit alone") {
+  Root root;
+  root.write("/proc/meminfo", kMeminfo);
+  root.write("/proc/self/cgroup", "0::/a\n");
+  root.write("/sys/fs/cgroup/a/memory.max", "2147483648\n");
+  root.write("/sys/fs/cgroup/a/memory.current", "0\n");
+  Ledger mine(kGiB);
+  CHECK(root.measure(-1, &mine).available == 2 * kGiB);
+  Ledger neighbour(kGiB + 512 * kMiB);  // in the same cgroup
+  CHECK(root.measure(-1, &neighbour).available == kGiB);
+  auto budget = root.measure(-1, &mine);
+  CHECK(budget.available == 512 * kMiB);
+  CHECK(budget.claimed == kGiB + 512 * kMiB);
+  // One in another cgroup counts where both take from: the machine's memory.
+  root.write("/proc/self/cgroup", "0::/b\n");
+  Ledger elsewhere(4 * kGiB);
+  CHECK(root.measure(-1, &elsewhere).available == 8 * kGiB - 2 * kGiB - 512 * kMiB);
+  root.write("/proc/self/cgroup", "0::/a\n");
+  budget = root.measure(-1, &mine);
+  CHECK(budget.available == 512 * kMiB);
+  CHECK(std::string(budget.limited_by) == "the cgroup memory limit");
+}
+
+// In a child: the options are read there.
+TEST_CASE("the line of a refusal says what was asked, what is left, by which limit, and why") {
+  const auto child = test::in_child({{"KVSHIM_HOST_RESERVE", "40MiB"}, {"KVSHIM_LOG", "warn"}}, [] {
+    Root root;
+    root.write("/proc/meminfo", "MemAvailable:     512000 kB\n");
+    host_budget::look_below(root.path());
+    const spill::Promise other(0, 100 * kMiB, "managed");
+    const spill::Promise promise(0, 400 * kMiB, "host");
+    promise.refuse(LogLevel::warn);
+    return promise.granted() || !other.granted() ? 1 : 0;
+  });
+  CHECK(child.status == 0);
+  CHECK(child.lines() ==
+        "kvshim[pid] warn: a host block of 419430400 bytes (400 MiB) refused: MemAvailable leaves "
+        "524288000 bytes (500 MiB), 100 MiB are promised to other blocks, 40 MiB stay in reserve: "
+        "377487360 bytes for it (before a page was touched)\n");
+}
+
+TEST_CASE(
+    "without an option a twentieth stays in reserve, 128 MiB to 16 GiB; no limit is no limit") {
+  const auto child = test::in_child({{"KVSHIM_LOG", "off"}}, [] {
+    Root root;
+    host_budget::look_below(root.path());
+    root.write("/proc/meminfo", "MemAvailable:     1024000 kB\n");  // 1000 MiB
+    const auto granted = [](std::uint64_t bytes) {
+      return spill::Promise(0, bytes, "managed").granted();
+    };
+    if (granted(873 * kMiB) || !granted(872 * kMiB)) return 1;
+    root.write("/proc/meminfo", "MemAvailable:     4096000 kB\n");  // 4000 MiB
+    if (granted(3801 * kMiB) || !granted(3800 * kMiB)) return 4;
+    root.write("/proc/meminfo", "MemAvailable:     1073741824 kB\n");  // 1 TiB
+    if (granted(1009 * kGiB) || !granted(1008 * kGiB)) return 2;
+    return granted(1ull << 50) || granted(~0ull) ? 3 : 0;
+  });
+  CHECK(child.status == 0);
 }

@@ -76,13 +76,24 @@ TEST_CASE("an empty environment gives the documented defaults") {
   CHECK(options.large == Kind::managed);
   CHECK(options.small == Kind::vmm);
   CHECK(options.async == AsyncPolicy::native);
+  CHECK(options.rules.count == 0u);
+  CHECK(options.spill == SpillPolicy::threshold);
+  CHECK(options.ceiling == kNever);
+  CHECK(options.dry_run == false);
   CHECK(options.ipc == IpcPolicy::emulate);
   CHECK(options.handle == HandleChoice::automatic);
   CHECK(options.zero_threads == 0u);
   CHECK(options.memset == MemsetBy::cpu);
+  CHECK(options.advice == Advice::automatic);
+  CHECK(options.prefetch == 0);
   CHECK(options.log == LogLevel::warn);
   CHECK(std::string(options.log_file).empty());
   CHECK(options.summary == false);
+  CHECK(options.host_limit == kAuto);
+  CHECK(options.host_reserve == kAuto);
+  CHECK(options.spill_limit == kAuto);
+  CHECK(options.meminfo == MemInfo::real);
+  CHECK(options.nvml == false);
 }
 
 TEST_CASE("every default text of the table is accepted by its own parser") {
@@ -99,7 +110,8 @@ TEST_CASE("the table's rows are complete, and no name appears twice") {
     CAPTURE(option.env);
     CHECK(std::string(option.env).rfind("KVSHIM_", 0) == 0);
     CHECK(names.insert(option.env).second);
-    CHECK(std::set<std::string>{"size", "choice", "bool", "count", "text"}.count(option.type) == 1);
+    CHECK(std::set<std::string>{"size", "choice", "bool", "count", "text", "rules"}.count(
+              option.type) == 1);
     CHECK(std::string(option.doc).size() > 20);
     CHECK(std::string(option.doc).back() == '.');
     CHECK_FALSE(std::string(option.allowed).empty());
@@ -142,14 +154,24 @@ TEST_CASE("a threshold that cannot be understood becomes the default, never a ti
            "nevermore", "never 4G", "auto", "inf"});
 }
 
+TEST_CASE("KVSHIM_ADVICE and KVSHIM_PREFETCH say where managed pages live") {
+  takes("KVSHIM_ADVICE", &Options::advice, "none", Advice::none);
+  takes("KVSHIM_ADVICE", &Options::advice, "host", Advice::host);
+  takes("KVSHIM_ADVICE", &Options::advice, "Device", Advice::device);
+  refuses("KVSHIM_ADVICE", &Options::advice, {"", "gpu", "1"});
+  takes("KVSHIM_PREFETCH", &Options::prefetch, "4GiB", 4 * kGiB);
+  refuses("KVSHIM_PREFETCH", &Options::prefetch, {"", "never", "all", "-1"});
+}
+
 TEST_CASE("KVSHIM_LARGE and KVSHIM_SMALL name a kind of memory") {
   takes("KVSHIM_LARGE", &Options::large, "managed", Kind::managed);
   takes("KVSHIM_LARGE", &Options::large, "vmm", Kind::vmm);
   takes("KVSHIM_LARGE", &Options::large, "native", Kind::native);
+  takes("KVSHIM_LARGE", &Options::large, "host", Kind::host);
   takes("KVSHIM_SMALL", &Options::small, "managed", Kind::managed);
   takes("KVSHIM_SMALL", &Options::small, "vmm", Kind::vmm);
   takes("KVSHIM_SMALL", &Options::small, "native", Kind::native);
-  refuses("KVSHIM_LARGE", &Options::large, {"", "host", "uvm", "manage", "managed,vmm", "0"});
+  refuses("KVSHIM_LARGE", &Options::large, {"", "hosts", "uvm", "manage", "managed,vmm", "0"});
   refuses("KVSHIM_SMALL", &Options::small, {"", "posix", "vm m"});
 }
 
@@ -170,6 +192,43 @@ TEST_CASE("KVSHIM_ASYNC, KVSHIM_MEMSET and KVSHIM_HANDLE take their words only")
   refuses("KVSHIM_HANDLE", &Options::handle, {"", "fd", "automatic"});
 }
 
+TEST_CASE("KVSHIM_SPILL, KVSHIM_CEILING and KVSHIM_DRY_RUN") {
+  takes("KVSHIM_SPILL", &Options::spill, "threshold", SpillPolicy::threshold);
+  takes("KVSHIM_SPILL", &Options::spill, "pressure", SpillPolicy::pressure);
+  takes("KVSHIM_SPILL", &Options::spill, "both", SpillPolicy::both);
+  refuses("KVSHIM_SPILL", &Options::spill, {"", "1", "none", "never"});
+  takes("KVSHIM_CEILING", &Options::ceiling, "64GiB", 64 * kGiB);
+  takes("KVSHIM_CEILING", &Options::ceiling, "never", kNever);
+  refuses("KVSHIM_CEILING", &Options::ceiling, {"", "64", "80%"});
+  takes("KVSHIM_DRY_RUN", &Options::dry_run, "1", true);
+  refuses("KVSHIM_DRY_RUN", &Options::dry_run, {"", "yes"});
+}
+
+TEST_CASE("a bad rule: none is used, and one line says where and what was expected") {
+  const auto child = in_child({{"KVSHIM_RULES", "*:vmm; size=1GiB..8GiX:managed"}}, [] {
+    log_options();
+    return options().rules.count == 0 && options().threshold == 2 * kGiB ? 0 : 1;
+  });
+  CHECK(child.status == 0);
+  CHECK(child.lines() ==
+        "kvshim[pid] error: KVSHIM_RULES is refused as a whole, no rule is used: expected a size "
+        "such as 512MiB, or a range such as 1GiB..8GiB at character 19: \"8GiX:managed\"\n");
+  const auto at_end = in_child({{"KVSHIM_RULES", "*"}}, [] { log_options(); });
+  CHECK(at_end.lines() ==
+        "kvshim[pid] error: KVSHIM_RULES is refused as a whole, no rule is used: expected ':' and "
+        "a kind of memory at character 2, the end\n");
+}
+
+TEST_CASE("rules that are understood are written down at info level, sizes exactly") {
+  const auto child = in_child({{"KVSHIM_LOG", "info"}, {"KVSHIM_RULES", "size>1GiB:managed;*:vmm"}},
+                              [] { log_options(); });
+  CHECK(child.lines().find("info: KVSHIM_RULES = 2 rules, from the environment\n") !=
+        std::string::npos);
+  CHECK(child.lines().find("info: rule 1: size>=1073741825B:managed\n") != std::string::npos);
+  CHECK(child.lines().find("info: rule 2: *:vmm\n") != std::string::npos);
+  CHECK(in_child({{"KVSHIM_RULES", " "}}, [] { log_options(); }).err.empty());
+}
+
 TEST_CASE("KVSHIM_ZERO_THREADS is auto or 1 to 64") {
   takes("KVSHIM_ZERO_THREADS", &Options::zero_threads, "auto", 0u);
   takes("KVSHIM_ZERO_THREADS", &Options::zero_threads, "1", 1u);
@@ -177,6 +236,27 @@ TEST_CASE("KVSHIM_ZERO_THREADS is auto or 1 to 64") {
   takes("KVSHIM_ZERO_THREADS", &Options::zero_threads, "64", 64u);
   refuses("KVSHIM_ZERO_THREADS", &Options::zero_threads,
           {"", "0", "65", "-1", "+4", "4.0", "0x4", "4 4", "99999999999999999999", "all"});
+}
+
+TEST_CASE("the limits on host memory are sizes or auto, and only one of them may be never") {
+  takes("KVSHIM_HOST_LIMIT", &Options::host_limit, "64GiB", 64 * kGiB);
+  takes("KVSHIM_HOST_LIMIT", &Options::host_limit, "0", 0);
+  takes("KVSHIM_HOST_LIMIT", &Options::host_limit, "auto", kAuto);
+  takes("KVSHIM_HOST_RESERVE", &Options::host_reserve, "512MiB", 512 * kMiB);
+  takes("KVSHIM_SPILL_LIMIT", &Options::spill_limit, "never", kNever);
+  takes("KVSHIM_SPILL_LIMIT", &Options::spill_limit, "auto", kAuto);
+  refuses("KVSHIM_HOST_LIMIT", &Options::host_limit, {"never", "", "64", "-1", "automatic"});
+  refuses("KVSHIM_HOST_RESERVE", &Options::host_reserve, {"never", "5%"});
+  refuses("KVSHIM_SPILL_LIMIT", &Options::spill_limit, {"none", "12"});
+  refuses("KVSHIM_THRESHOLD", &Options::threshold, {"auto"});
+}
+
+TEST_CASE("KVSHIM_MEMINFO is real or virtual, KVSHIM_NVML 0 or 1") {
+  takes("KVSHIM_MEMINFO", &Options::meminfo, "real", MemInfo::real);
+  takes("KVSHIM_MEMINFO", &Options::meminfo, "virtual", MemInfo::with_spill);
+  refuses("KVSHIM_MEMINFO", &Options::meminfo, {"", "0", "1", "virtually"});
+  takes("KVSHIM_NVML", &Options::nvml, "1", true);
+  refuses("KVSHIM_NVML", &Options::nvml, {"yes"});
 }
 
 TEST_CASE("KVSHIM_LOG is a level") {
@@ -215,6 +295,7 @@ TEST_CASE("a refused value stays on one line, whatever it holds") {
       in_child({{"KVSHIM_LARGE", "a\nkvshim[1] error: b\033[2J"}}, [] { log_options(); });
   CHECK(child.lines() ==
         "kvshim[pid] error: KVSHIM_LARGE=\"a?kvshim[1] error: b?[2J\" is not understood (managed, "
+        "host, "
         "vmm or native); using the default managed\n");
 }
 

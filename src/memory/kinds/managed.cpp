@@ -1,95 +1,34 @@
 // cuMemAllocManaged, guarded by what the host can give, then placed by CPU threads; see managed.h.
 #include "memory/kinds/managed.h"
 
-#include <atomic>
-
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/sizes.h"
 #include "driver/errors.h"
 #include "driver/functions.h"
-#include "memory/host_budget.h"
+#include "driver/zero.h"
 #include "memory/placement.h"
+#include "memory/residency.h"
+#include "memory/spill.h"
 #include "telemetry/counters.h"
 
 namespace kvshim::managed {
 
 namespace {
 
-// Bytes that blocks being placed right now will still take: without them two threads would both
-// find the same memory available. Other processes are caught by measuring again before every piece.
-constinit std::atomic<std::uint64_t> to_place{0};
-// Bytes of small blocks since the last measurement.
-constinit std::atomic<std::uint64_t> unmeasured{0};
-
-constexpr std::uint64_t kMeasureEvery = 8 * kMiB;  // measuring costs some 50 us, placing this 1 ms
-constexpr std::uint64_t kProcesses = 16;           // that may measure at once, one a device
-constexpr std::uint64_t kMostPiece = kGiB;         // placed between two measurements
 constexpr std::uint64_t kProgressEveryUs = 5'000'000;
 
-// What the host can give now, without what this and other processes may take unmeasured, and with a
-// little left for everybody else.
-host_budget::Budget measure() noexcept {
-  host_budget::Budget budget = host_budget::measure();
-  std::uint64_t left = budget.available / 50;
-  if (left < kProcesses * kMeasureEvery) left = kProcesses * kMeasureEvery;
-  budget.available -= left < budget.available ? left : budget.available;
-  return budget;
-}
-
-// What to place before the next measurement: processes that have found the same memory available do
-// not pass the limit together.
-std::uint64_t piece_of(std::uint64_t rest, std::uint64_t available) noexcept {
-  std::uint64_t piece = available / kProcesses / kMeasureEvery * kMeasureEvery;
-  if (piece < kMeasureEvery) piece = kMeasureEvery;
-  if (piece > kMostPiece) piece = kMostPiece;
-  return rest < piece ? rest : piece;
-}
-
-void refuse(std::uint64_t bytes, std::uint64_t promised, const host_budget::Budget& budget,
-            const char* when) noexcept {
-  log::warn(
-      "a managed block of {} bytes ({}) refused: {} leaves {} bytes ({}), other blocks being "
-      "placed will take {} ({})",
-      bytes, format_size(bytes).c_str(), budget.limited_by, budget.available,
-      format_size(budget.available).c_str(), promised, when);
-}
-
-// Promises `bytes` to the caller if the host has them beyond what is promised already. Says what
-// was available, where it was measured.
-bool promise(std::uint64_t bytes, std::uint64_t* available) noexcept {
-  const std::uint64_t promised = to_place.fetch_add(bytes, std::memory_order_acq_rel) + bytes;
-  if (bytes < kMeasureEvery) {
-    if (unmeasured.fetch_add(bytes, std::memory_order_relaxed) + bytes < kMeasureEvery) return true;
-    unmeasured.store(0, std::memory_order_relaxed);
-  }
-  const host_budget::Budget budget = measure();
-  *available = budget.available;
-  if (promised >= bytes && promised <= budget.available) return true;
-  to_place.fetch_sub(bytes, std::memory_order_acq_rel);
-  refuse(bytes, promised - bytes, budget, "before a page was touched");
-  return false;
-}
-
 // Touches every page, with a progress line where it takes long. False when the host's memory became
-// short meanwhile: the block is to be given up. Takes its promise back piece by piece.
-bool place(CUdeviceptr base, std::uint64_t bytes, int numa_node, std::uint64_t available) noexcept {
+// short meanwhile: the block is to be given up.
+bool place(CUdeviceptr base, std::uint64_t bytes, int numa_node, spill::Promise& promise) noexcept {
   const std::uint64_t begun = clock_us();
   std::uint64_t said = begun;
   for (std::uint64_t done = 0; done < bytes;) {
-    if (done != 0) {
-      const host_budget::Budget budget = measure();
-      available = budget.available;
-      if (available < piece_of(bytes - done, available)) {
-        to_place.fetch_sub(bytes - done, std::memory_order_acq_rel);
-        refuse(bytes, 0, budget, "while it was placed");
-        return false;
-      }
-    }
-    const std::uint64_t piece = piece_of(bytes - done, available);
+    const std::uint64_t piece = promise.next_piece();
+    if (piece == 0) return false;
     placement::fill(reinterpret_cast<void*>(base + done), piece, {}, numa_node);
     done += piece;
-    to_place.fetch_sub(piece, std::memory_order_acq_rel);
+    promise.placed(piece);
     const std::uint64_t now = clock_us();
     if (now - said >= kProgressEveryUs && done < bytes) {
       said = now;
@@ -105,49 +44,81 @@ bool place(CUdeviceptr base, std::uint64_t bytes, int numa_node, std::uint64_t a
   return true;
 }
 
-}  // namespace
-
-CUresult create(driver::Device& device, std::uint64_t bytes, CUdeviceptr* out) noexcept {
-  static constinit log::Once said[driver::kMaxDevices];
-  if (!device.managed()) {
-    if (said[device.ordinal()].first()) {
-      log::warn(
-          "device {} has no managed memory that CPU and GPU may use at once: blocks meant to "
-          "be managed become vmm there",
-          device.ordinal());
-    }
-    return CUDA_ERROR_NOT_SUPPORTED;
-  }
-  std::uint64_t available = 0;
-  if (!promise(bytes, &available)) return CUDA_ERROR_OUT_OF_MEMORY;
-
-  CUdeviceptr base = 0;
-  const CUresult code = driver::cuMemAllocManaged(&base, bytes, CU_MEM_ATTACH_GLOBAL);
-  if (code == CUDA_SUCCESS) {
-    if (!place(base, bytes, device.numa_node(), available)) {
-      driver::cuMemFree_v2(base);
-      return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    *out = base;
-    return code;
-  }
-  to_place.fetch_sub(bytes, std::memory_order_acq_rel);
-  if (driver::Device::is_refusal(code)) {
-    if (device.refuse_managed()) {
-      log::warn(
-          "device {}: cuMemAllocManaged answers {} {}; from now on blocks meant to be managed "
-          "become vmm there",
-          device.ordinal(), static_cast<int>(code), driver::error_name(code));
-      said[device.ordinal()].first();
-    }
-    return CUDA_ERROR_NOT_SUPPORTED;
-  }
-  return code;
+// Free memory of the current device that a block may take; a little stays for small blocks.
+std::uint64_t device_room() noexcept {
+  std::size_t free = 0;
+  std::size_t total = 0;
+  if (driver::cuMemGetInfo_v2(&free, &total) != CUDA_SUCCESS) return 0;
+  const std::uint64_t room = free - free / 16;
+  return room - room % (2 * kMiB);
 }
 
-void forget() noexcept {
-  to_place.store(0, std::memory_order_relaxed);
-  unmeasured.store(0, std::memory_order_relaxed);
+CUresult unsupported(driver::Device& device, CUresult code) noexcept {
+  static constinit log::Once said[driver::kMaxDevices];
+  const bool refused = code != CUDA_SUCCESS && device.refuse_managed();
+  if (!said[device.ordinal()].first()) return CUDA_ERROR_NOT_SUPPORTED;
+  if (refused) {
+    log::warn(
+        "device {}: cuMemAllocManaged answers {} {}; from now on blocks meant to be managed "
+        "become vmm there",
+        device.ordinal(), static_cast<int>(code), driver::error_name(code));
+  } else {
+    log::warn(
+        "device {} has no managed memory that CPU and GPU may use at once: blocks meant to "
+        "be managed become vmm there",
+        device.ordinal());
+  }
+  return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+// Allocates `bytes` and places them, the last promise.bytes() of them in host memory.
+CUresult make(driver::Device& device, std::uint64_t bytes, spill::Promise& promise,
+              CUdeviceptr* out, std::uint64_t* spilled) noexcept {
+  CUdeviceptr base = 0;
+  CUresult code = driver::cuMemAllocManaged(&base, bytes, CU_MEM_ATTACH_GLOBAL);
+  if (driver::Device::is_refusal(code)) return unsupported(device, code);
+  if (code != CUDA_SUCCESS) return code;
+  const std::uint64_t in_front = bytes - promise.bytes();
+  // A device memset as the first touch puts the pages on the device.
+  if (in_front != 0) code = driver::zero(base, in_front);
+  if (code == CUDA_SUCCESS &&
+      !place(base + in_front, promise.bytes(), device.numa_node(), promise)) {
+    code = CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  if (code != CUDA_SUCCESS) {
+    driver::cuMemFree_v2(base);
+    return code;
+  }
+  promise.keep();
+  residency::settle(device, base + in_front, promise.bytes());
+  *out = base;
+  *spilled = promise.bytes();
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+CUresult create(driver::Device& device, std::uint64_t bytes, CUdeviceptr* out,
+                std::uint64_t* spilled) noexcept {
+  if (!device.managed()) return unsupported(device, CUDA_SUCCESS);
+  spill::Promise all(device.ordinal(), bytes, "managed");
+  if (all.granted()) return make(device, bytes, all, out, spilled);
+
+  const std::uint64_t room = options().meminfo == MemInfo::with_spill ? device_room() : 0;
+  if (bytes <= room) {
+    all.refuse(LogLevel::info);
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  if (room != 0) {
+    spill::Promise rest(device.ordinal(), bytes - room, "managed");
+    if (rest.granted()) {
+      log::info("{} of a managed block of {} bytes go to the device: the host has no more",
+                format_size(room).c_str(), bytes);
+      return make(device, bytes, rest, out, spilled);
+    }
+  }
+  all.refuse(LogLevel::warn);
+  return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 }  // namespace kvshim::managed

@@ -1,5 +1,5 @@
-// The five VMM calls of a block and their undoing, step by step in reverse; see vmm.h. The only
-// file that maps or unmaps.
+// The five VMM calls of a block and their undoing, step by step in reverse; see vmm.h. A block of
+// the host kind (host.cpp) ends here too.
 #include "memory/kinds/vmm.h"
 
 #include "base/log.h"
@@ -81,7 +81,7 @@ CUresult create(driver::Device& device, std::uint64_t bytes, Mapping* out) noexc
 void destroy(const Mapping& mapping) noexcept {
   const bool unmapped =
       undo("cuMemUnmap", driver::cuMemUnmap(mapping.base, mapping.bytes), mapping);
-  undo("cuMemRelease", driver::cuMemRelease(mapping.handle), mapping);
+  if (mapping.handle != 0) undo("cuMemRelease", driver::cuMemRelease(mapping.handle), mapping);
   if (unmapped) {
     undo("cuMemAddressFree", driver::cuMemAddressFree(mapping.base, mapping.bytes), mapping);
   }

@@ -12,8 +12,8 @@ namespace kvshim::vmm {
 
 struct Mapping {
   CUdeviceptr base = 0;
-  std::uint64_t bytes = 0;  // physical, a multiple of the device's granularity
-  CUmemGenericAllocationHandle handle = 0;
+  std::uint64_t bytes = 0;                  // physical, a multiple of the device's granularity
+  CUmemGenericAllocationHandle handle = 0;  // 0: of several handles, kept by the mapping alone
 };
 
 // Creates, reserves, maps and gives the device itself access: exactly one handle, however large

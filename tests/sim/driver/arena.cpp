@@ -89,7 +89,7 @@ Backing::~Backing() {
   munmap(bytes, round_up(size, kUnit));
   if (imported) return;
   State& s = state();
-  if (device >= 0) s.devices[static_cast<std::size_t>(device)].used -= size;
+  (device >= 0 ? s.devices[static_cast<std::size_t>(device)].used : s.host_used) -= size;
   if (exported || s.arena.fd < 0) return;
   const std::size_t whole = round_up(size, kUnit);
   fallocate(s.arena.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
@@ -103,7 +103,7 @@ std::shared_ptr<Backing> allocate_backing(int device, std::size_t size) {
   if (device >= 0) {
     const Device& d = s.devices[static_cast<std::size_t>(device)];
     if (size > d.memory || d.used > d.memory - size) return nullptr;
-  } else if (size > s.host_memory) {
+  } else if (size > s.host_memory || s.host_used > s.host_memory - size) {
     return nullptr;
   }
   const std::size_t whole = round_up(size, kUnit);
@@ -116,7 +116,8 @@ std::shared_ptr<Backing> allocate_backing(int device, std::size_t size) {
     return_range(backing->offset, whole);
     return nullptr;
   }
-  if (device >= 0) s.devices[static_cast<std::size_t>(device)].used += size;
+  (device >= 0 ? s.devices[static_cast<std::size_t>(device)].used : s.host_used) += size;
+  if (device >= 0) make_way(device);
   return backing;
 }
 

@@ -64,6 +64,7 @@ KVSIM_CONTROL void kvsim_reset(void) {
   State& s = state();
   s.counters = {};
   s.granularity = kPage;
+  s.new_memory = 0;
   s.driver_version = 13000;
   s.host_memory = std::size_t{64} << 30;
   for (auto& row : s.p2p) row.assign(row.size(), true);
@@ -107,6 +108,11 @@ KVSIM_CONTROL void kvsim_fail_attribute(int device, int attribute, int code) {
 KVSIM_CONTROL void kvsim_set_memory(int device, size_t bytes) {
   const Lock lock(state().mutex);
   state().devices.at(static_cast<std::size_t>(device)).memory = bytes;
+}
+
+KVSIM_CONTROL void kvsim_fill_new_memory(unsigned char value) {
+  const Lock lock(state().mutex);
+  state().new_memory = value;
 }
 
 KVSIM_CONTROL void kvsim_set_granularity(size_t bytes) {
@@ -240,6 +246,28 @@ KVSIM_CONTROL uint64_t kvsim_device_bytes(int device) {
   return state().devices.at(static_cast<std::size_t>(device)).used;
 }
 
+KVSIM_CONTROL uint64_t kvsim_host_bytes(void) {
+  const Lock lock(state().mutex);
+  return state().host_used;
+}
+
+KVSIM_CONTROL void kvsim_get_traffic(int device, kvsim_traffic* traffic) {
+  const Lock lock(state().mutex);
+  const Traffic& seen = state().devices.at(static_cast<std::size_t>(device)).tier.traffic;
+  *traffic = {seen.fetched, seen.evicted, seen.in_place, seen.local};
+}
+
+KVSIM_CONTROL void kvsim_clear_traffic(void) {
+  const Lock lock(state().mutex);
+  for (Device& d : state().devices) d.tier.traffic = {};
+}
+
+KVSIM_CONTROL uint64_t kvsim_device_memory(int device) {
+  const Lock lock(state().mutex);
+  const auto index = static_cast<std::size_t>(device);
+  return index < state().devices.size() ? state().devices[index].memory : 0;
+}
+
 KVSIM_CONTROL uint64_t kvsim_violations(void) {
   const Lock lock(state().mutex);
   return state().counters.violations;
@@ -276,7 +304,7 @@ KVSIM_CONTROL size_t kvsim_resident_on_host(uint64_t ptr, size_t bytes) {
   for (Address at = ptr; at < end;) {
     const std::size_t page = (at - block->base) / kHostPage;
     const Address next = std::min<Address>(end, block->base + (page + 1) * kHostPage);
-    const bool taken = block->on_device[(at - block->base) / kPage];
+    const bool taken = block->pages[(at - block->base) / kPage].device >= 0;
     if ((present[page] & 1) != 0 && !taken) sum += next - at;
     at = next;
   }

@@ -17,7 +17,7 @@ constexpr auto kFlagLimit = std::chrono::seconds(5);
 bool reach(Address address, std::uint64_t bytes, Context& context, HeldPieces* held) {
   const Lock lock(state().mutex);
   if (!resolve(address, bytes, {Accessor::Engine::kernel, &context}, &held->list)) return false;
-  for (const Piece& piece : held->list) mark_on_device(piece, context.device);
+  for (const Piece& piece : held->list) use(piece, context.device);
   return true;
 }
 

@@ -1,5 +1,5 @@
-// Managed memory: real host memory that the CPU may touch, with a note per 2 MiB page whether a
-// device has it.
+// Managed memory: real host memory that the CPU may touch, with a note per 2 MiB page which device
+// has it (residency.h).
 #include <sys/mman.h>
 
 #include "driver/attributes.h"
@@ -101,10 +101,7 @@ CUresult prefetch(Api api, Address address, std::size_t size, CUmemLocation loca
         lock, *stream, CU_GRAPH_NODE_TYPE_EMPTY, {{address, size}},
         [=](Context&) {
           const Lock inner(state().mutex);
-          const std::size_t first = (address - block->base) / kPage;
-          const std::size_t last = (address - block->base + size + kPage - 1) / kPage;
-          for (std::size_t i = first; i < last; ++i) block->on_device[i] = where >= 0;
-          if (where >= 0) block->resident_on = where;
+          move_pages(*block, address, size, where);
           block->last_prefetch = where;
           return CUDA_SUCCESS;
         },
@@ -181,7 +178,7 @@ KVSIM_API CUresult cuMemAllocManaged(CUdeviceptr* out, size_t bytes, unsigned fl
     const auto block = add_block(BlockKind::managed, base, bytes, context, context->device);
     block->memory = static_cast<char*>(memory);
     block->taken = taken;
-    block->on_device.assign(taken / kPage, false);
+    block->pages.resize(taken / kPage);
     block->sync_memops = true;
     *out = base;
     return CUDA_SUCCESS;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "driver/residency.h"
 #include "driver/state.h"
 
 namespace sim {
@@ -61,6 +62,7 @@ HeldPieces::~HeldPieces() {
 }
 
 Block::~Block() {
+  forget_pages(*this);
   if (slot != 0 && alive_slots() != nullptr) alive_slots()[slot] = 0;
   if (kind == BlockKind::managed || (kind == BlockKind::host && taken > 0)) {
     munmap(memory, taken);
@@ -107,6 +109,7 @@ bool resolve(Address address, std::size_t size, const Accessor& who, std::vector
   while (size > 0) {
     Piece piece{};
     piece.address = address;
+    piece.on = kUntracked;
     if (const auto block = find_block(address)) {
       if (!may_access(*block, who)) return false;
       const std::size_t into = address - block->base;
@@ -114,6 +117,8 @@ bool resolve(Address address, std::size_t size, const Accessor& who, std::vector
       piece.size = block->bytes - into;
       piece.keep = block->backing != nullptr ? std::shared_ptr<void>(block->backing) : block;
       if (block->kind == BlockKind::managed) piece.managed = block;
+      const bool of_host = block->kind == BlockKind::host || block->kind == BlockKind::registered;
+      piece.on = of_host ? kHostMemory : block->device;
       if (size > piece.size) return false;  // past the end of the block
     } else if (const Mapping* mapping = find_mapping(address)) {
       if (!may_access(*mapping, who)) return false;
@@ -121,6 +126,7 @@ bool resolve(Address address, std::size_t size, const Accessor& who, std::vector
       piece.bytes = mapping->handle->backing->bytes + mapping->offset + into;
       piece.size = mapping->size - into;
       piece.keep = mapping->handle->backing;
+      piece.on = mapping->handle->backing->device;
     } else if (!from_host || who.engine == Accessor::Engine::kernel || address < kNullPage) {
       return false;
     } else {
@@ -133,40 +139,6 @@ bool resolve(Address address, std::size_t size, const Accessor& who, std::vector
     pieces->push_back(std::move(piece));
   }
   return true;
-}
-
-void mark_on_device(const Piece& piece, int device) {
-  if (piece.managed == nullptr) return;
-  Block& block = *piece.managed;
-  block.resident_on = device;
-  // Pages that prefer the CPU and are mapped by the device stay where they are.
-  if (block.preferred == -1 && block.accessed_by.count(device) != 0) return;
-  const std::size_t first = (piece.address - block.base) / kPage;
-  const std::size_t last = (piece.address - block.base + piece.size + kPage - 1) / kPage;
-  for (std::size_t i = first; i < last && i < block.on_device.size(); ++i) {
-    block.on_device[i] = true;
-  }
-}
-
-std::size_t bytes_on_device(const Block& block, Address address, std::size_t size) {
-  std::size_t sum = 0;
-  const Address end = std::min(address + size, block.base + block.bytes);
-  for (Address at = std::max(address, block.base); at < end;) {
-    const std::size_t page = (at - block.base) / kPage;
-    const Address next = std::min(end, block.base + (page + 1) * kPage);
-    if (page < block.on_device.size() && block.on_device[page]) sum += next - at;
-    at = next;
-  }
-  return sum;
-}
-
-std::size_t managed_on_device(int device) {
-  std::size_t sum = 0;
-  for (const auto& [base, block] : state().blocks) {
-    if (block->kind == BlockKind::managed && block->resident_on == device)
-      sum += bytes_on_device(*block, base, block->bytes);
-  }
-  return sum;
 }
 
 std::shared_ptr<Block> add_block(BlockKind kind, Address base, std::size_t bytes, Context* owner,

@@ -23,6 +23,12 @@ struct Chunk {
   std::map<std::size_t, std::size_t> free;  // offset -> bytes
 };
 
+// A 2 MiB page of managed memory: in host memory, or on one device (residency.h).
+struct ManagedPage {
+  int device = -1;          // -1: in host memory
+  std::uint64_t stamp = 0;  // its place in that device's order of use
+};
+
 enum class BlockKind { native, managed, host, registered, pool, ipc };
 
 struct Block {
@@ -39,8 +45,7 @@ struct Block {
   bool sync_memops = false;
   unsigned host_flags = 0;
   // managed
-  std::vector<bool> on_device;  // per 2 MiB page: resident_on has it
-  int resident_on = 0;
+  std::vector<ManagedPage> pages;
   int preferred = -2;         // device, -1 the CPU, -2 nowhere
   std::set<int> accessed_by;  // devices, -1 the CPU
   bool read_mostly = false;
@@ -96,11 +101,14 @@ struct Accessor {
   Context* context;
 };
 
+inline constexpr int kUntracked = -3;  // the program's own host memory
+
 struct Piece {
   char* bytes;
   std::size_t size;
   std::shared_ptr<void> keep;
   std::shared_ptr<Block> managed;  // set when the piece is managed memory
+  int on;                          // else: the device, kHostMemory, or kUntracked
   Address address;
 };
 
@@ -123,12 +131,6 @@ bool in_reservation(Address address);
 bool resolve(Address address, std::size_t size, const Accessor& who, std::vector<Piece>* pieces);
 // True when a device owns or maps the address (not plain host memory).
 bool is_device_address(Address address);
-
-// Bookkeeping of managed pages.
-void mark_on_device(const Piece& piece, int device);
-std::size_t bytes_on_device(const Block& block, Address address, std::size_t size);
-// Bytes of all managed blocks that a device holds.
-std::size_t managed_on_device(int device);
 
 std::shared_ptr<Block> add_block(BlockKind kind, Address base, std::size_t bytes, Context* owner,
                                  int device);

@@ -14,6 +14,7 @@
 #include "driver/capture.h"
 #include "driver/context.h"
 #include "driver/memory.h"
+#include "driver/residency.h"
 #include "driver/work.h"
 
 namespace sim {
@@ -27,6 +28,7 @@ struct Arena {
 struct Device {
   std::size_t memory = 0;
   std::size_t used = 0;
+  Tier tier;                     // its managed pages
   CUresult dead = CUDA_SUCCESS;  // a fault that nothing but a new process cures
   Context primary;
   Pool default_pool;
@@ -47,6 +49,8 @@ struct State {
   int driver_version = 13000;
   std::size_t granularity = kPage;
   std::size_t host_memory = std::size_t{64} << 30;
+  unsigned char new_memory = 0;  // the bytes of fresh VMM memory
+  std::size_t host_used = 0;     // of it, by VMM handles
   std::vector<Device> devices;
   std::vector<std::vector<bool>> p2p;  // [from][to]
 
@@ -65,6 +69,7 @@ struct State {
   std::unordered_set<Graph*> executables;
 
   std::uint64_t next_id = 1;
+  std::uint64_t next_use = 1;  // of managed pages
   CUmemGenericAllocationHandle next_handle = 0x100000000ull;
   Counters counters;
 };

@@ -65,7 +65,7 @@ CUresult do_fill(const Rect& rect, std::uint32_t value, unsigned unit, Context& 
   {
     const Lock lock(state().mutex);
     if (!resolve_rect(rect, {Engine::copy, &context}, &pieces)) return CUDA_ERROR_ILLEGAL_ADDRESS;
-    for (const Piece& piece : pieces) mark_on_device(piece, context.device);
+    for (const Piece& piece : pieces) use(piece, context.device);
   }
   const bool contiguous = rect.height <= 1 || rect.pitch == rect.width;
   if (contiguous && value == 0) {
@@ -98,7 +98,7 @@ CUresult do_copy(const Copy& what, Context& context) {
     const Accessor who{engine_of(what), &context};
     if (!resolve_rect(what.to, who, &to) || !resolve_rect(what.from, who, &from))
       return CUDA_ERROR_ILLEGAL_ADDRESS;
-    for (const Piece& piece : to) mark_on_device(piece, context.device);
+    for (const Piece& piece : to) use(piece, context.device);
   }
   const Cursor target(to);
   const Cursor source(from);

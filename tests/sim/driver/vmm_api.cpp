@@ -1,6 +1,7 @@
 // Virtual memory management: physical handles, reservations, mappings, access. None of these calls
 // needs a context, none waits for work, and all are strict about sizes, overlaps and order.
 #include <csignal>
+#include <cstring>
 
 #include "driver/attributes.h"
 #include "driver/call.h"
@@ -53,13 +54,21 @@ CUresult check_prop(const CUmemAllocationProp& prop) {
              : CUDA_ERROR_INVALID_VALUE;
 }
 
+bool reaches_host_memory(int device) {
+  return device_attribute(device,
+                          CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) != 0;
+}
+
 CUresult check_support(const CUmemAllocationProp& prop) {
   if ((prop.requestedHandleTypes & CU_MEM_HANDLE_TYPE_FABRIC) != 0 &&
       control().fabric_create != CUDA_SUCCESS)
     return control().fabric_create;
   if (prop.location.type != CU_MEM_LOCATION_TYPE_DEVICE) {
     if (control().host_numa_crash) std::raise(SIGSEGV);
-    return CUDA_SUCCESS;
+    for (std::size_t i = 0; i < state().devices.size(); ++i) {
+      if (reaches_host_memory(static_cast<int>(i))) return CUDA_SUCCESS;
+    }
+    return CUDA_ERROR_NOT_SUPPORTED;
   }
   const int device = prop.location.id;
   if (device_attribute(device, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) == 0)
@@ -113,7 +122,10 @@ CUresult access_allowed(const CUmemAccessDesc& desc, const Mapping& mapping) {
   if (desc.location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
   const int device = desc.location.id;
   if (primary_context(device) == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  if (owner == kHostMemory || owner == device) return CUDA_SUCCESS;
+  if (owner == kHostMemory) {
+    return reaches_host_memory(device) ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED;
+  }
+  if (owner == device) return CUDA_SUCCESS;
   if (control().peer_set_access != CUDA_SUCCESS) return control().peer_set_access;
   const bool p2p = static_cast<std::size_t>(owner) < state().p2p.size() &&
                    state().p2p[static_cast<std::size_t>(device)][static_cast<std::size_t>(owner)];
@@ -172,6 +184,7 @@ KVSIM_API CUresult cuMemCreate(CUmemGenericAllocationHandle* out, size_t size,
     const bool device = prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
     auto backing = allocate_backing(device ? prop->location.id : kHostMemory, size);
     if (backing == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (state().new_memory != 0) std::memset(backing->bytes, state().new_memory, size);
     *out = add_handle(std::move(backing), *prop);
     return CUDA_SUCCESS;
   });

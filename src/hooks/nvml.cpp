@@ -1,0 +1,69 @@
+// NVML's figures of a device's memory. The real function answers; where this process may use the
+// device by CUDA, what KVSHIM_MEMINFO=virtual adds is added here too, so that a program that asks
+// both (vLLM does) hears the same. Before cuInit, and for devices that CUDA does not show to this
+// process, the real answer stands.
+#include "hooks/nvml.h"
+
+#include "base/format.h"
+#include "base/options.h"
+#include "hooks/hook.h"
+#include "memory/spill.h"
+
+using namespace kvshim;
+
+namespace {
+
+constexpr nvmlReturn_t kSuccess = 0;
+constexpr nvmlReturn_t kLibraryNotFound = 12;  // NVML_ERROR_LIBRARY_NOT_FOUND
+constexpr unsigned kVersion2 = static_cast<unsigned>(sizeof(nvmlMemory_v2_t)) | 2u << 24;
+
+// Looked up at each call: a program may unload NVML and load it again.
+template <typename... Args>
+nvmlReturn_t call(const char* name, Args... args) {
+  void* const real = driver::symbol(name);
+  if (real == nullptr) return kLibraryNotFound;
+  return reinterpret_cast<nvmlReturn_t (*)(Args...)>(real)(args...);
+}
+
+// NVML counts all devices of the machine, CUDA those of CUDA_VISIBLE_DEVICES: the bus says which
+// is which.
+spill::Told told(nvmlDevice_t device) {
+  nvmlPciInfo_t pci{};
+  char bus_id[32];
+  CUdevice ordinal = 0;
+  if (call("nvmlDeviceGetPciInfo_v3", device, &pci) != kSuccess) return {};
+  format_into(bus_id, "{:04x}:{:02x}:{:02x}.0", pci.domain, pci.bus, pci.device);
+  if (driver::cuDeviceGetByPCIBusId(&ordinal, bus_id) != CUDA_SUCCESS) return {};
+  return spill::told(ordinal);
+}
+
+// `total` is free + used (+ reserved) before and after.
+template <typename Memory>
+void add(nvmlDevice_t device, Memory* memory) {
+  const spill::Told extra = told(device);
+  memory->total += extra.total;
+  memory->free += extra.free;
+  memory->used += extra.total - extra.free;
+}
+
+bool adds(nvmlReturn_t code, const Reentry& guard) {
+  return code == kSuccess && options().nvml && options().meminfo == MemInfo::with_spill &&
+         !pass_through(guard);
+}
+
+}  // namespace
+
+KVSHIM_HOOK_DEF nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t* memory) {
+  const Reentry guard;
+  const nvmlReturn_t code = call("nvmlDeviceGetMemoryInfo", device, memory);
+  if (adds(code, guard)) add(device, memory);
+  return code;
+}
+
+KVSHIM_HOOK_DEF nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device,
+                                                        nvmlMemory_v2_t* memory) {
+  const Reentry guard;
+  const nvmlReturn_t code = call("nvmlDeviceGetMemoryInfo_v2", device, memory);
+  if (adds(code, guard) && memory->version == kVersion2) add(device, memory);
+  return code;
+}

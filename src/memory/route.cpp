@@ -1,0 +1,71 @@
+// See route.h. Without rules a route is two comparisons.
+#include "memory/route.h"
+
+#include "base/format.h"
+#include "memory/caller.h"
+#include "memory/tally.h"
+
+namespace kvshim {
+
+namespace {
+
+Kind below_ceiling(const Options& options) noexcept {
+  return uses_host(options.small) ? Kind::vmm : options.small;
+}
+
+}  // namespace
+
+WhyText why_text(const Route& route) noexcept {
+  WhyText result{};
+  if (route.why == Why::rule) {
+    format_into(result.text, "rule {}", route.rule);
+  } else {
+    format_into(result.text, "{}", why_name(route.why));
+  }
+  return result;
+}
+
+bool reachable(Kind kind, const Options& options) noexcept {
+  const bool under_ceiling = !uses_host(kind) || options.ceiling != 0;
+  if (!under_ceiling || options.dry_run) return false;
+  if (options.spill != SpillPolicy::threshold && kind == spill_kind(options)) return true;
+  if (options.ceiling != kNever && kind == below_ceiling(options)) return true;
+  for (unsigned index = 0; index < options.rules.count; ++index) {
+    const Rule& rule = options.rules.list[index];
+    if (rule.kind == kind) return true;
+    if (matches_all(rule)) return false;  // nothing comes behind it
+  }
+  const bool threshold = options.threshold != kNever && options.spill != SpillPolicy::pressure;
+  return (threshold && kind == options.large) ||
+         ((!threshold || options.threshold != 0) && kind == options.small);
+}
+
+unsigned matching_rule(std::uint64_t bytes, int device, const Options& options) noexcept {
+  if (options.rules.count == 0) return 0;
+  const tally::Held process = tally::of_process();
+  const tally::Held on_device = tally::of_device(device);
+  // In the order of Subject. This block is the next one.
+  const std::uint64_t values[kSubjectCount] = {bytes,
+                                               static_cast<std::uint64_t>(device),
+                                               process.blocks + 1,
+                                               on_device.blocks + 1,
+                                               process.bytes,
+                                               on_device.bytes};
+  char name[caller::kNameMax];
+  return first_match(options.rules, values, [&] { return caller::library(name); });
+}
+
+Route route(std::uint64_t bytes, int device, const Options& options) noexcept {
+  Route chosen;
+  if (const unsigned rule = matching_rule(bytes, device, options)) {
+    chosen = {options.rules.list[rule - 1].kind, Why::rule, static_cast<std::uint8_t>(rule)};
+  } else {
+    chosen.kind = over_threshold(bytes, options) ? options.large : options.small;
+  }
+  if (bytes >= options.ceiling && uses_host(chosen.kind)) {
+    chosen = {below_ceiling(options), Why::ceiling, 0};
+  }
+  return chosen;
+}
+
+}  // namespace kvshim

@@ -1,0 +1,27 @@
+// Blocks as they come and go: the counters of the account, and what rules go by (how many blocks
+// there were, how many bytes are held), for the process and each device. Thread-safe.
+#pragma once
+
+#include <cstdint>
+
+#include "memory/registry.h"
+#include "memory/route.h"
+
+namespace kvshim::tally {
+
+struct Held {
+  std::uint64_t blocks = 0;  // ever allocated
+  std::uint64_t bytes = 0;   // now, requested sizes
+};
+// Counted only while there are rules.
+Held of_process() noexcept;
+Held of_device(int ordinal) noexcept;
+
+// A block was made, as `route` says; a block's life ended. In a dry run both count as the kind that
+// the block would have become (Block::planned).
+void add(const Block& block, const Route& route) noexcept;
+void remove(const Block& block) noexcept;
+
+void forget() noexcept;  // in a forked child
+
+}  // namespace kvshim::tally
