@@ -335,7 +335,8 @@ void report_unknown() {
     if (known) continue;
     name = name.substr(0, 128);
     const fmt::string_view shown(name.data(), name.size());
-    if (least <= 3) {
+    // A third of what stands after the prefix: a slip of the pen, not another word.
+    if (least * 3 <= name.size() - prefix.size()) {
       log::warn("{} is not an option and has no effect; the nearest one is {}", shown, nearest);
     } else {
       log::warn("{} is not an option and has no effect (docs/options.md lists them)", shown);

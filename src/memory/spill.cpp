@@ -236,7 +236,8 @@ bool Promise::ask() noexcept {
 void Promise::say(LogLevel level, const char* when) const noexcept {
   log::print(level,
              "a {} block of {} bytes ({}) refused: {} leaves {} bytes ({}), {} are promised to "
-             "other blocks, {} stay in reserve: {} bytes for it ({})",
+             "other blocks, {} stay in reserve: {} bytes for it ({}). KVSHIM_LARGE=vmm takes "
+             "device memory",
              kind_, bytes_, format_size(bytes_).c_str(), budget_.limited_by,
              budget_.available + budget_.claimed,
              format_size(budget_.available + budget_.claimed).c_str(),

@@ -79,7 +79,8 @@ inline bool anything_happened() noexcept {
     if (busy(kind.blocks)) return true;
   }
   return busy(counters.ipc_imports) || busy(counters.own_vmm.calls) || busy(counters.pool.calls) ||
-         busy(counters.own_managed.calls) || busy(counters.out_of_memory);
+         busy(counters.own_managed.calls) || busy(counters.unseen.calls) ||
+         busy(counters.out_of_memory) || busy(counters.ipc_refused);
 }
 
 // What the driver itself says of a device.

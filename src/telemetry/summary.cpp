@@ -71,9 +71,11 @@ void kinds(Page& page) {
   } else if (chosen.threshold == 0) {
     page.line("  the threshold is 0: every block is {}", kind_name(chosen.large));
   } else {
-    page.line("  {} and more: {}; less: {} (largest of these: {})",
-              format_size(chosen.threshold).c_str(), kind_name(chosen.large),
-              kind_name(chosen.small), format_size(get(counters.largest_small)).c_str());
+    const std::uint64_t largest = get(counters.largest_small);
+    page.line("  {} and more: {}; less: {}{}{}{}", format_size(chosen.threshold).c_str(),
+              kind_name(chosen.large), kind_name(chosen.small),
+              largest == 0 ? "" : " (largest of these: ",
+              largest == 0 ? "" : format_size(largest).c_str(), largest == 0 ? "" : ")");
   }
 }
 

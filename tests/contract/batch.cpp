@@ -20,6 +20,14 @@ namespace {
 constexpr double kCheckSeconds = 20;
 constexpr double kStartSeconds = 60;  // exec, loading the driver, and nothing else
 
+// On a machine with more to do than it has processors, everything takes as much longer.
+double patience(double seconds) {
+  double load = 0;
+  if (getloadavg(&load, 1) != 1) return seconds;
+  const double share = load / static_cast<double>(sysconf(_SC_NPROCESSORS_ONLN));
+  return seconds * std::clamp(share, 1.0, 10.0);
+}
+
 class Child {
  public:
   Child(const std::vector<std::size_t>& indices, bool bare) {
@@ -38,6 +46,7 @@ class Child {
   bool next(std::string& line, double seconds, bool& silent) {
     const Clock clock;
     silent = false;
+    waited_ = seconds;
     for (;;) {
       if (const std::size_t end = buffer_.find('\n'); end != std::string::npos) {
         line = buffer_.substr(0, end);
@@ -70,8 +79,7 @@ class Child {
       }
       usleep(1000);
     }
-    if (silent)
-      return "hung: nothing for " + std::to_string(static_cast<int>(kCheckSeconds)) + " s";
+    if (silent) return "hung: nothing for " + std::to_string(static_cast<int>(waited_)) + " s";
     if (WIFSIGNALED(status)) return std::string("crashed: ") + strsignal(WTERMSIG(status));
     if (WEXITSTATUS(status) != 0) return "exited with " + std::to_string(WEXITSTATUS(status));
     return "";
@@ -79,6 +87,7 @@ class Child {
 
  private:
   int pid_ = -1, fd_ = -1;
+  double waited_ = 0;
   std::string buffer_;
 };
 
@@ -92,13 +101,13 @@ void run_batch(std::vector<std::size_t> batch, bool bare,
     bool silent = false, finished = false, broken = false;
     std::size_t current = batch.front(), ran = 0;
     bool inside = false;
-    double patience = kStartSeconds;
-    while (child.next(line, patience, silent)) {
+    double allowed = kStartSeconds;
+    while (child.next(line, patience(allowed), silent)) {
       const std::size_t space = line.find(' ');
       const std::string word = line.substr(0, space);
       const std::string rest = space == std::string::npos ? "" : line.substr(space + 1);
       Verdict& verdict = verdicts[current];
-      patience = kCheckSeconds;
+      allowed = kCheckSeconds;
       if (word == "begin") {
         current = std::strtoul(rest.c_str(), nullptr, 10);
         verdicts[current] = {};
