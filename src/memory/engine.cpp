@@ -10,6 +10,7 @@
 #include "base/options.h"
 #include "base/sizes.h"
 #include "driver/capture.h"
+#include "driver/contexts.h"
 #include "driver/device.h"
 #include "driver/errors.h"
 #include "driver/peers.h"
@@ -40,6 +41,7 @@ void in_forked_child() {
   owners.forget();
   peers::forget();
   driver::forget_peers();
+  driver::forget_primaries();
   managed::forget();
   forget_memset_jobs();
   driver::forget_devices();
