@@ -20,7 +20,15 @@ CUresult within(CUcontext context, Call call) noexcept {
 CUdevice device_of(CUcontext context) noexcept;
 CUdevice current_device() noexcept;
 
+// What the driver answers to a call that needs a working current context: 201 without one, 709 when
+// it was destroyed, its error (700) when it is broken. Asked by cuMemGetInfo, which is allowed in
+// every capture mode and leaves a capture alive (measured).
+CUresult current_context_state() noexcept;
+
 // The primary context of a device if it is active, else NULL: asking for it would create it.
 CUcontext primary_context(CUdevice device) noexcept;
+// The program has retained it.
+void note_primary(CUdevice device, CUcontext context) noexcept;
+void forget_primaries() noexcept;  // in a forked child
 
 }  // namespace kvshim::driver

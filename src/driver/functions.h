@@ -5,6 +5,7 @@
 #include <cstddef>
 
 #include "driver/function.h"
+#include "driver/newer_types.h"
 
 namespace kvshim::driver {
 
@@ -15,6 +16,7 @@ namespace kvshim::driver {
 
 KVSHIM_DRIVER_FUNCTION(cuCtxSynchronize);
 KVSHIM_DRIVER_FUNCTION(cuCtxDisablePeerAccess, CUcontext);
+KVSHIM_DRIVER_FUNCTION(cuCtxFromGreenCtx, CUcontext*, CUgreenCtx);
 KVSHIM_DRIVER_FUNCTION(cuCtxGetCurrent, CUcontext*);
 KVSHIM_DRIVER_FUNCTION(cuCtxGetDevice, CUdevice*);
 KVSHIM_DRIVER_FUNCTION(cuCtxGetId, CUcontext, unsigned long long*);

@@ -44,6 +44,28 @@ KVSHIM_HOOK_DEF CUresult cuCtxDestroy_v2(CUcontext context) {
   return destroy(context, [&] { return real::cuCtxDestroy_v2(context); });
 }
 
+// Releases the primary context too, which may end with it.
+KVSHIM_HOOK_DEF CUresult cuGreenCtxDestroy(CUgreenCtx green) {
+  const Reentry guard;
+  CUcontext context = nullptr;
+  if (pass_through(guard) || driver::cuCtxFromGreenCtx(&context, green) != CUDA_SUCCESS) {
+    return real::cuGreenCtxDestroy(green);
+  }
+  const CUdevice device = driver::device_of(context);
+  const engine::Destruction own = engine::before_destroy(context);
+  const engine::Destruction primary = engine::before_destroy(driver::primary_context(device));
+  const CUresult code = real::cuGreenCtxDestroy(green);
+  engine::after_destroy(own, code == CUDA_SUCCESS);
+  engine::after_destroy(primary, code == CUDA_SUCCESS && !is_active(device));
+  return code;
+}
+
+KVSHIM_HOOK_DEF CUresult cuDevicePrimaryCtxRetain(CUcontext* out, CUdevice device) {
+  const CUresult code = real::cuDevicePrimaryCtxRetain(out, device);
+  if (code == CUDA_SUCCESS) driver::note_primary(device, *out);
+  return code;
+}
+
 KVSHIM_HOOK_DEF CUresult cuDevicePrimaryCtxRelease(CUdevice device) {
   return release(device, [&] { return real::cuDevicePrimaryCtxRelease(device); });
 }

@@ -9,7 +9,7 @@ using namespace kvshim;
 namespace {
 
 // Attributes in which VMM memory differs from cuMemAlloc memory and the registry knows better.
-void answer(const engine::BlockView& block, CUpointer_attribute attribute, void* data) {
+void answer(engine::BlockView& block, CUpointer_attribute attribute, void* data) {
   switch (attribute) {
     case CU_POINTER_ATTRIBUTE_CONTEXT:
       *static_cast<CUcontext*>(data) = block.context;
@@ -26,6 +26,10 @@ void answer(const engine::BlockView& block, CUpointer_attribute attribute, void*
       break;
     case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
       *static_cast<unsigned*>(data) = block.sync_memops ? 1 : 0;
+      break;
+    case CU_POINTER_ATTRIBUTE_P2P_TOKENS:
+      // Documented: to ask for the tokens is to set it.
+      block.sync_memops = engine::set_sync_memops(block.base, true);
       break;
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
       // One byte: the driver may have written that or four.

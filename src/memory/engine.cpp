@@ -45,6 +45,7 @@ void in_forked_child() {
   owners.forget();
   peers::forget();
   driver::forget_peers();
+  driver::forget_primaries();
   spill::forget();
   forget_memset_jobs();
   driver::forget_devices();

@@ -30,12 +30,16 @@ bool in_range(CUdevice device) noexcept {
 }
 
 constinit std::atomic<Devices> used{0};
+constinit std::atomic<Devices> settled{0};  // used, and everything that lives is shared with them
 constinit std::atomic<Devices> adopted{0};  // whose memory was opened by IPC, in use here or not
 // For memory of each device: who is to have access, whom the driver has given it to some vmm
-// memory, and whom it has refused it.
+// memory, whom it has refused it, and who has been offered all memory that was there when it began
+// to be wanted. Until then a second thread that asks for the same walks itself: it must not go on
+// to use memory that the first one has not come to, and no lock is held while in the driver.
 constinit std::atomic<Devices> wanted[driver::kMaxDevices] = {};
 constinit std::atomic<Devices> given[driver::kMaxDevices] = {};
 constinit std::atomic<Devices> refused[driver::kMaxDevices] = {};
+constinit std::atomic<Devices> walked[driver::kMaxDevices] = {};
 
 CUresult set_access(const MappedRange& range, Devices devices) noexcept {
   CUmemAccessDesc access[driver::kMaxDevices] = {};
@@ -99,30 +103,43 @@ void for_each_mapping(Visit visit) noexcept {
   }
 }
 
-// From now on `device` is to have access to memory of `owner`. False when it has or cannot.
+// From now on `device` is to have access to memory of `owner`. False when it is refused.
 bool want(CUdevice device, CUdevice owner) noexcept {
   if (has(refused[owner], device)) return false;
-  return (wanted[owner].fetch_or(bit(device), std::memory_order_seq_cst) & bit(device)) == 0;
+  wanted[owner].fetch_or(bit(device), std::memory_order_seq_cst);
+  return true;
+}
+
+bool is_walked(CUdevice device, CUdevice owner) noexcept {
+  return (walked[owner].load(std::memory_order_acquire) & bit(device)) != 0;
 }
 
 [[gnu::noinline, gnu::cold]] bool use_first(CUdevice device) noexcept {
-  const Devices others = used.fetch_or(bit(device), std::memory_order_seq_cst);
-  if ((others & bit(device)) != 0) return false;
+  const Devices others = used.fetch_or(bit(device), std::memory_order_seq_cst) & ~bit(device);
   const Devices theirs = others | adopted.load(std::memory_order_seq_cst);
-  bool more = false;
+  Devices reached = 0;     // whose memory it gets
+  Devices reached_by = 0;  // who get its own
   for (Devices rest = theirs; rest != 0; rest &= rest - 1) {
     const CUdevice other = std::countr_zero(rest);
-    if (driver::can_access_peer(device, other)) more |= want(device, other);
-    if ((others & bit(other)) != 0 && driver::can_access_peer(other, device)) {
-      more |= want(other, device);
+    if (driver::can_access_peer(device, other) && want(device, other)) reached |= bit(other);
+    if ((others & bit(other)) != 0 && driver::can_access_peer(other, device) &&
+        want(other, device)) {
+      reached_by |= bit(other);
     }
   }
-  if (!more) return false;
-  for_each_mapping([&](const MappedRange& range) {
-    grant(range, range.device == device ? others : bit(device));
-  });
-  log::debug("device {} came into use: it shares vmm blocks with those in use before", device);
-  return true;
+  const bool more = (reached | reached_by) != 0;
+  if (more) {
+    for_each_mapping([&](const MappedRange& range) {
+      grant(range, range.device == device ? reached_by : bit(device));
+    });
+    for (Devices rest = reached; rest != 0; rest &= rest - 1) {
+      walked[std::countr_zero(rest)].fetch_or(bit(device), std::memory_order_release);
+    }
+    walked[device].fetch_or(reached_by, std::memory_order_release);
+    log::debug("device {} came into use: it shares vmm blocks with those in use before", device);
+  }
+  settled.fetch_or(bit(device), std::memory_order_release);
+  return more;
 }
 
 // No block of `owner` has shown yet whether `device` may use it: one that lives for a moment does.
@@ -149,7 +166,7 @@ bool makes_vmm_blocks() noexcept {
 
 bool use(CUdevice device) noexcept {
   if (!in_range(device) || options().peers != PeerPolicy::automatic) return false;
-  if ((used.load(std::memory_order_relaxed) & bit(device)) != 0) [[likely]]
+  if ((settled.load(std::memory_order_acquire) & bit(device)) != 0) [[likely]]
     return false;
   return use_first(device);
 }
@@ -158,10 +175,11 @@ bool enable(CUdevice device, CUdevice owner) noexcept {
   if (!in_range(device) || !in_range(owner) || device == owner) return true;
   if (options().peers == PeerPolicy::off) return true;
   use(device);
-  if (want(device, owner)) {
+  if (want(device, owner) && !is_walked(device, owner)) {
     for_each_mapping([&](const MappedRange& range) {
       if (range.device == owner) grant(range, bit(device));
     });
+    walked[owner].fetch_or(bit(device), std::memory_order_release);
   }
   if (!makes_vmm_blocks()) return true;
   if (!has(given[owner], device) && !has(refused[owner], device)) try_pair(device, owner);
@@ -186,11 +204,13 @@ void share(const MappedRange& range) noexcept {
 
 void forget() noexcept {
   used.store(0, std::memory_order_relaxed);
+  settled.store(0, std::memory_order_relaxed);
   adopted.store(0, std::memory_order_relaxed);
   for (int device = 0; device < driver::kMaxDevices; ++device) {
     wanted[device].store(0, std::memory_order_relaxed);
     given[device].store(0, std::memory_order_relaxed);
     refused[device].store(0, std::memory_order_relaxed);
+    walked[device].store(0, std::memory_order_relaxed);
   }
 }
 

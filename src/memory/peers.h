@@ -14,7 +14,8 @@ namespace kvshim::peers {
 
 // The process uses `device`: it allocates, copies, opens or enables peer access there. The first
 // time (auto only) it gets access to all live blocks of the other used devices, and they to its
-// own. True when this call has done so: an operation that lacked access may be tried again.
+// own; so it has, whichever thread was first, when this returns. True when this call has done so:
+// an operation that lacked access may be tried again.
 bool use(CUdevice device) noexcept;
 
 // The program has enabled access of `device` to memory of `owner` (cuCtxEnablePeerAccess): to live

@@ -14,44 +14,46 @@
 
 namespace kvshim::sharing {
 
-int move_up(int fd) noexcept {
-  if (fd < 0) return -1;
+namespace {
+
+// A memfd over RLIMIT_FSIZE ends the process with SIGXFSZ: so no more lines than the limit allows.
+std::uint32_t allowed_lines() noexcept {
   rlimit limit{};
-  int floor = 1024;
-  if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur / 2 < 1024) {
-    floor = static_cast<int>(limit.rlim_cur / 2);
-  }
-  const int high = fcntl(fd, F_DUPFD_CLOEXEC, floor);
-  close(fd);
-  return high;
+  if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur >= kBoardBytes) return kLines;
+  if (limit.rlim_cur < kLinesAt) return 0;
+  return static_cast<std::uint32_t>((limit.rlim_cur - kLinesAt) / sizeof(Line));
 }
 
+}  // namespace
+
 bool Board::open(std::uint64_t nonce) noexcept {
-  fd = move_up(memfd_create("kvshim-ipc", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (fd < 0) return false;
+  lines = allowed_lines();
+  if (lines < 2) return false;  // the first one is never used
+  const int file = move_up(memfd_create("kvshim-ipc", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (file < 0) return false;
   void* mapped = MAP_FAILED;
-  if (ftruncate(fd, static_cast<off_t>(kBoardBytes)) == 0) {
-    mapped = mmap(nullptr, kBoardBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+  if (ftruncate(file, static_cast<off_t>(bytes())) == 0) {
+    mapped = mmap(nullptr, bytes(), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, 0);
   }
   if (mapped == MAP_FAILED) {
-    close(fd);
-    fd = -1;
+    close(file);
     return false;
   }
+  fd = keep_fd(file);
   memory = static_cast<unsigned char*>(mapped);
   const BoardHeader header{kBoardMagic, nonce};
   memcpy(memory, &header, sizeof(header));
   // A peer holds this descriptor for a moment. From here on only this mapping writes.
-  if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE) != 0) {
-    fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW);
+  if (fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE) != 0) {
+    fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW);
   }
   return true;
 }
 
 void Board::close_inherited() noexcept {
-  if (fd >= 0) close(fd);
-  if (memory != nullptr) munmap(memory, kBoardBytes);
-  fd = -1;
+  close_kept(fd);
+  if (memory != nullptr) munmap(memory, bytes());
+  fd = {};
   memory = nullptr;
 }
 
@@ -60,7 +62,8 @@ bool is_board(int fd, std::uint64_t nonce) noexcept {
   // reading a device or a pipe takes something away.
   struct stat status {};
   if (fstat(fd, &status) != 0 || !S_ISREG(status.st_mode) ||
-      static_cast<std::uint64_t>(status.st_size) != kBoardBytes) {
+      static_cast<std::uint64_t>(status.st_size) < kLinesAt ||
+      static_cast<std::uint64_t>(status.st_size) > kBoardBytes) {
     return false;
   }
   const int seals = fcntl(fd, F_GET_SEALS);

@@ -9,6 +9,8 @@
 #include <atomic>
 #include <cstdint>
 
+#include "sharing/kept_fd.h"
+
 namespace kvshim::sharing {
 
 // How to get at a block: its mapping, and where it lies in it.
@@ -36,14 +38,11 @@ inline constexpr std::uint32_t kLines = 1u << 16;  // pages are taken as they ar
 inline constexpr std::uint64_t kLinesAt = 4096;
 inline constexpr std::uint64_t kBoardBytes = kLinesAt + kLines * sizeof(Line);
 
-// A descriptor moved out of the low numbers, which belong to the program (select, closing loops,
-// fixed numbers in scripts), and close-on-exec. Closes `fd`. -1 when the table is full up there.
-int move_up(int fd) noexcept;
-
 // The exporter's side. Not thread-safe: the exporter's lock protects it.
 struct Board {
-  int fd = -1;
+  KeptFd fd;
   unsigned char* memory = nullptr;
+  std::uint32_t lines = 0;  // fewer than kLines where RLIMIT_FSIZE allows no more
 
   // Makes the memfd. False: the system gives none.
   bool open(std::uint64_t nonce) noexcept;
@@ -51,6 +50,9 @@ struct Board {
     return reinterpret_cast<Line*>(memory + kLinesAt)[slot];
   }
   void close_inherited() noexcept;  // in a forked child
+
+ private:
+  std::uint64_t bytes() const noexcept { return kLinesAt + lines * sizeof(Line); }
 };
 
 // The peer's side. True for a descriptor of the board with this nonce; reads nothing but memfds.

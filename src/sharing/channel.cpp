@@ -52,8 +52,9 @@ bool same_offer(const Offer& a, const Offer& b) noexcept {
   return memcmp(&a, &b, sizeof(a)) == 0;
 }
 
-// `blocked` here means: try the socket.
-Fetched take(const IpcHandle& handle, Offer* offer, int* fd, const char** why) noexcept {
+// `blocked` here means: try the socket. *closed: the process is there and its board is not.
+Fetched take(const IpcHandle& handle, Offer* offer, int* fd, bool* closed,
+             const char** why) noexcept {
   *why = "the exporting process has ended";
   if (has_ended(handle)) return Fetched::gone;
   const Fd process(syscall(SYS_pidfd_open, handle.pid, 0));
@@ -64,9 +65,12 @@ Fetched take(const IpcHandle& handle, Offer* offer, int* fd, const char** why) n
   }
   const Fd board(syscall(SYS_pidfd_getfd, process.get(), handle.board, 0));
   if (!board.valid()) {
-    if (errno == ESRCH) return Fetched::gone;
-    *why = errno == EBADF ? "the exporting process has closed what kvshim kept open"
-                          : "the kernel refuses pidfd_getfd";
+    // ESRCH (newer kernels) and EBADF: it is just ending, or only its main thread has, or it has
+    // closed them.
+    *closed = errno == EBADF || errno == ESRCH;
+    *why = *closed ? "the exporting process has closed what kvshim kept open, or executes another "
+                     "program now"
+                   : "the kernel refuses pidfd_getfd";
     return Fetched::blocked;
   }
   *why = "the exporting process is not the one that gave the handle out";
@@ -87,12 +91,13 @@ Fetched take(const IpcHandle& handle, Offer* offer, int* fd, const char** why) n
   return Fetched::ok;
 }
 
-int connect_to(const IpcHandle& handle, std::uint64_t until) noexcept {
+int connect_to(const IpcHandle& handle, std::uint64_t until, bool* refused) noexcept {
   Fd peer(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!peer.valid()) return -1;
   sockaddr_un address;
   const socklen_t size = server_address(handle.nonce, &address);
   while (connect(peer.get(), reinterpret_cast<const sockaddr*>(&address), size) != 0) {
+    *refused = errno == ECONNREFUSED;
     // EAGAIN: so many ask at once that the queue is full.
     if ((errno != EAGAIN && errno != EINTR) || clock_us() > until) return -1;
     const timespec pause{0, 2'000'000};
@@ -149,10 +154,13 @@ bool receive(int peer, Answer* answer, int* fd) noexcept {
   return got == static_cast<ssize_t>(sizeof(*answer)) && answer->magic == kAnswerMagic;
 }
 
-Fetched ask(const IpcHandle& handle, Offer* offer, int* fd, const char** why) noexcept {
+// `closed`: nor is the board there. Then a socket that nobody listens on says that all is gone.
+Fetched ask(const IpcHandle& handle, Offer* offer, int* fd, bool closed,
+            const char** why) noexcept {
   const std::uint64_t until = clock_us() + kPatienceUs;
-  const Fd peer(connect_to(handle, until));
-  if (!peer.valid()) return Fetched::blocked;
+  bool refused = false;
+  const Fd peer(connect_to(handle, until, &refused));
+  if (!peer.valid()) return closed && refused ? Fetched::gone : Fetched::blocked;
   CUipcMemHandle raw;
   seal(handle, &raw);
   if (!is_trusted(peer.get())) {
@@ -188,12 +196,13 @@ Fetched ask(const IpcHandle& handle, Offer* offer, int* fd, const char** why) no
 Fetched fetch(const IpcHandle& handle, Offer* offer, int* fd, const char** why) noexcept {
   *fd = -1;
   *why = "the exporting process is in another pid namespace";
+  bool closed = false;
   const bool neighbour = handle.pid_namespace == self().pid_namespace;
   if (neighbour) {
-    const Fetched taken = take(handle, offer, fd, why);
+    const Fetched taken = take(handle, offer, fd, &closed, why);
     if (taken != Fetched::blocked) return taken;
   }
-  const Fetched asked = ask(handle, offer, fd, why);
+  const Fetched asked = ask(handle, offer, fd, closed, why);
   if (asked != Fetched::blocked || !neighbour || !has_ended(handle)) return asked;
   *why = "the exporting process has ended";  // meanwhile
   return Fetched::gone;

@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/options.h"
 #include "base/pool.h"
+#include "driver/contexts.h"
 #include "driver/errors.h"
 #include "driver/functions.h"
 #include "memory/owner.h"
@@ -29,7 +30,7 @@ struct Share {
   CUdeviceptr base;
   CUmemGenericAllocationHandle memory;
   std::uint32_t type;
-  std::int32_t fd;  // kept as long as the share; -1: fabric, or made when asked for
+  KeptFd fd;  // as long as the share; none: fabric, or made when asked for
   unsigned char fabric[64];
   std::uint32_t blocks;
   Share* next;
@@ -69,7 +70,7 @@ bool prepare() noexcept {  // with the lock held
     if (memory == MAP_FAILED) return false;
     line_owners = static_cast<LineOwner*>(memory);
   }
-  return board.fd >= 0 || board.open(self().nonce);
+  return board.memory != nullptr || board.open(self().nonce);
 }
 
 Share* find_share(const vmm::Mapping& mapping) noexcept {  // with the lock held
@@ -79,19 +80,15 @@ Share* find_share(const vmm::Mapping& mapping) noexcept {  // with the lock held
   return nullptr;
 }
 
-// One block of the share less. Returns the descriptor to close once the lock is released, or -1.
-int drop(Share* share) noexcept {  // with the lock held
-  if (--share->blocks != 0) return -1;
+// One block of the share less. Returns the descriptor to close once the lock is released, if any.
+KeptFd drop(Share* share) noexcept {  // with the lock held
+  if (--share->blocks != 0) return {};
   Share** link = &bucket_of(share->base);
   while (*link != share) link = &(*link)->next;
   *link = share->next;
-  const int fd = share->fd;
+  const KeptFd fd = share->fd;
   pool.give(share);
   return fd;
-}
-
-void close_fd(int fd) noexcept {
-  if (fd >= 0) close(fd);
 }
 
 // Exports the mapping the way it was created for.
@@ -101,14 +98,13 @@ CUresult export_mapping(const vmm::Mapping& mapping, Share* out) noexcept {
   if (code != CUDA_SUCCESS) return code;
   out->base = mapping.base;
   out->memory = mapping.handle;
-  out->fd = -1;
   out->type = static_cast<std::uint32_t>(prop.requestedHandleTypes);
   if ((out->type & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) != 0) {
     out->type = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
     int fd = -1;
     code = driver::cuMemExportToShareableHandle(&fd, mapping.handle,
                                                 CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
-    if (code == CUDA_SUCCESS) out->fd = move_up(fd);
+    if (code == CUDA_SUCCESS) out->fd = keep_fd(move_up(fd));
     return code;
   }
   if ((out->type & CU_MEM_HANDLE_TYPE_FABRIC) != 0) {
@@ -133,7 +129,7 @@ CUresult hold_share(const vmm::Mapping& mapping, Share** out) noexcept {
   Share made{};
   const CUresult code = export_mapping(mapping, &made);
   if (code != CUDA_SUCCESS) return code;
-  int surplus = -1;
+  KeptFd surplus;
   {
     const Guard guard(lock);
     *out = find_share(mapping);
@@ -147,7 +143,7 @@ CUresult hold_share(const vmm::Mapping& mapping, Share** out) noexcept {
     }
     if (*out != nullptr) ++(*out)->blocks;
   }
-  close_fd(surplus);
+  close_kept(surplus);
   return *out != nullptr ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -157,14 +153,15 @@ std::uint32_t write_line(const Block& block, const vmm::Mapping& mapping, Share*
   std::uint32_t slot = first_free;
   if (slot != 0) {
     first_free = line_owners[slot].next_free;
-  } else if (never_used < kLines) {
+  } else if (never_used < board.lines) {
     slot = never_used++;
   } else {
     return 0;
   }
   line_owners[slot].share = share;
   Line& line = board.line(slot);
-  line.offer = {mapping.bytes, block.base - mapping.base, block.bytes, share->fd, share->type, {}};
+  line.offer = {
+      mapping.bytes, block.base - mapping.base, block.bytes, share->fd.fd, share->type, {}};
   memcpy(line.offer.fabric, share->fabric, sizeof(share->fabric));
   line.block.store(block.id, std::memory_order_release);
   return slot;
@@ -172,7 +169,7 @@ std::uint32_t write_line(const Block& block, const vmm::Mapping& mapping, Share*
 
 // The order of these two is what makes a line trustworthy (board.h).
 void erase(std::uint32_t slot) noexcept {
-  int fd = -1;
+  KeptFd fd;
   {
     const Guard guard(lock);
     board.line(slot).block.store(0, std::memory_order_seq_cst);
@@ -180,7 +177,7 @@ void erase(std::uint32_t slot) noexcept {
     line_owners[slot] = {nullptr, first_free};
     first_free = slot;
   }
-  close_fd(fd);
+  close_kept(fd);
 }
 
 // Puts the block on the board. On success *slot is its line, by whichever thread it was written.
@@ -191,13 +188,13 @@ CUresult publish(const Block& block, std::uint32_t* slot) noexcept {
   if (code != CUDA_SUCCESS) return code;
   const std::uint32_t written = write_line(block, mapping, share);
   if (written == 0) {
-    int fd = -1;
+    KeptFd fd;
     {
       const Guard guard(lock);
       fd = drop(share);
     }
-    close_fd(fd);
-    log::warn("{} blocks have an IPC handle at once; there is no room for more", kLines);
+    close_kept(fd);
+    log::warn("{} blocks have an IPC handle at once; there is no room for more", board.lines);
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
   *slot = registry::mark_exported(block.base, block.id, written);
@@ -222,13 +219,10 @@ bool get_handle(CUipcMemHandle* out, CUdeviceptr address, CUresult* result) noex
         "KVSHIM_LARGE=vmm keeps such blocks shareable",
         block.bytes, pieces ? "host memory of several handles" : "managed memory");
   }
-  CUcontext context = nullptr;
-  if (pieces || !is_mapping(block.kind) || driver::cuCtxGetCurrent(&context) != CUDA_SUCCESS ||
-      context == nullptr) {
-    return false;
-  }
+  if (pieces || !is_mapping(block.kind)) return false;
+  *result = driver::current_context_state();
+  if (*result != CUDA_SUCCESS) return true;
   std::uint32_t slot = block.export_slot;
-  *result = CUDA_SUCCESS;
   if (slot == 0) {
     if (block.slab != nullptr) block.owner->slabs().seal(block.slab);
     *result = publish(block, &slot);
@@ -246,7 +240,7 @@ bool get_handle(CUipcMemHandle* out, CUdeviceptr address, CUresult* result) noex
   handle.slot = slot;
   {
     const Guard guard(lock);
-    handle.board = board.fd;
+    handle.board = board.fd.fd;
   }
   seal(handle, out);
   return true;
@@ -257,16 +251,19 @@ bool lend(std::uint32_t slot, std::uint64_t block, Offer* offer, int* fd) noexce
   CUmemGenericAllocationHandle memory = 0;
   {
     const Guard guard(lock);
-    if (board.memory == nullptr || slot == 0 || slot >= kLines || block == 0) return false;
+    if (board.memory == nullptr || slot == 0 || slot >= board.lines || block == 0) {
+      return false;
+    }
     const Line& line = board.line(slot);
     if (line.block.load(std::memory_order_relaxed) != block) return false;
     *offer = line.offer;
     if (offer->type == CU_MEM_HANDLE_TYPE_FABRIC) return true;
-    if (offer->fd >= 0) {
-      *fd = fcntl(offer->fd, F_DUPFD_CLOEXEC, 3);
+    const Share& share = *line_owners[slot].share;
+    if (is_kept(share.fd)) {
+      *fd = copy_up(share.fd.fd);
       return *fd >= 0;
     }
-    memory = line_owners[slot].share->memory;
+    memory = share.memory;  // none was kept, or the program has closed it
   }
   if (driver::cuMemExportToShareableHandle(fd, memory, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
                                            0) != CUDA_SUCCESS) {
@@ -289,7 +286,7 @@ void forget_exports() noexcept {
   lock.renew();
   // The parent's memory must not live on in the child's descriptors.
   for (Share*& bucket : shares) {
-    for (const Share* share = bucket; share != nullptr; share = share->next) close_fd(share->fd);
+    for (const Share* share = bucket; share != nullptr; share = share->next) close_kept(share->fd);
     bucket = nullptr;
   }
   board.close_inherited();

@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "base/pool.h"
 #include "driver/capture.h"
+#include "driver/contexts.h"
 #include "driver/errors.h"
 #include "driver/functions.h"
 #include "memory/kinds/vmm.h"
@@ -179,7 +180,8 @@ CUresult open_first(const IpcHandle& handle, Owner& owner, Block* block) noexcep
 
 CUresult open_current(const IpcHandle* handle, unsigned flags, CUdeviceptr* out) noexcept {
   Owner* owner = nullptr;
-  CUresult code = owners.current(&owner);
+  CUresult code = driver::current_context_state();
+  if (code == CUDA_SUCCESS) code = owners.current(&owner);
   if (code != CUDA_SUCCESS) return code;
   if (out == nullptr || flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS || handle == nullptr) {
     return CUDA_ERROR_INVALID_VALUE;
@@ -231,11 +233,10 @@ CUresult open_handle(CUdeviceptr* out, const IpcHandle* handle, unsigned flags) 
 }
 
 bool close_opened(CUdeviceptr address, CUresult* result) noexcept {
-  CUcontext context = nullptr;
-  if (driver::cuCtxGetCurrent(&context) != CUDA_SUCCESS || context == nullptr) return false;
+  *result = driver::current_context_state();
+  if (*result != CUDA_SUCCESS) return true;
   const auto is_it = [&](const Opened& opened) { return opened.block.base == address; };
   Opened* last = nullptr;
-  *result = CUDA_SUCCESS;
   {
     const Guard guard(lock);
     last = unlink_first(is_it);

@@ -49,7 +49,7 @@ std::size_t read_text(const char* path, char (&text)[Size]) noexcept {
 
 struct Status {
   std::uint64_t start = 0;  // 0: cannot be read
-  bool zombie = false;
+  bool ended = false;       // only waiting to be reaped
 };
 
 Status status_of(std::uint32_t pid) noexcept {
@@ -58,11 +58,15 @@ Status status_of(std::uint32_t pid) noexcept {
   format_into(path, "/proc/{}/stat", pid);
   Status status;
   if (read_text(path, text) == 0) return status;
-  // State is field 3, start field 22; the second one, in brackets, may hold anything.
+  // State is field 3, the number of threads 20, start 22; the second one, in brackets, may hold
+  // anything.
   const char* at = strrchr(text, ')');
   if (at == nullptr || at[1] != ' ') return status;
-  status.zombie = at[2] == 'Z' || at[2] == 'X';
-  for (int field = 2; at != nullptr && field < 22; ++field) at = strchr(at + 1, ' ');
+  const bool zombie = at[2] == 'Z' || at[2] == 'X';
+  for (int field = 2; at != nullptr && field < 20; ++field) at = strchr(at + 1, ' ');
+  // A main thread that has ended is one too, while others run on.
+  status.ended = zombie && (at == nullptr || strncmp(at, " 1 ", 3) == 0 || at[1] == '0');
+  for (int field = 20; at != nullptr && field < 22; ++field) at = strchr(at + 1, ' ');
   if (at == nullptr) return status;
   for (++at; *at >= '0' && *at <= '9'; ++at) {
     status.start = status.start * 10 + static_cast<unsigned>(*at - '0');
@@ -84,7 +88,7 @@ bool has_ended(const IpcHandle& handle) noexcept {
   const auto pid = static_cast<pid_t>(handle.pid);
   if (pid <= 0 || (kill(pid, 0) != 0 && errno == ESRCH)) return true;
   const Status status = status_of(handle.pid);
-  return status.zombie || (status.start != 0 && handle.start != 0 && status.start != handle.start);
+  return status.ended || (status.start != 0 && handle.start != 0 && status.start != handle.start);
 }
 
 IpcHandle self() noexcept {

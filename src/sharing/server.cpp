@@ -29,7 +29,7 @@ constexpr std::size_t kStack = 256 * 1024;
 
 constinit Lock lock;
 constinit std::atomic<bool> running{false};
-constinit int listener_fd = -1;
+constinit KeptFd listener_fd;
 
 // The same user or root, as for taking the descriptor without asking.
 bool may_ask(int client) noexcept {
@@ -78,15 +78,23 @@ void serve(int client) noexcept {
 void* run(void* argument) {
   const Reentry guard;  // what the driver calls back from this thread is not the program's
   const int listening = static_cast<int>(reinterpret_cast<std::intptr_t>(argument));
+  const KeptFd listener = keep_fd(listening);
   prctl(PR_SET_NAME, "kvshim-ipc");
   for (;;) {
+    // Not in accept: that would hold the lowest free number while it sleeps, and the program's
+    // dup2 to that number gets EBUSY.
+    pollfd wait{listening, POLLIN, 0};
+    const bool ready = poll(&wait, 1, -1) > 0;
+    if (!is_kept(listener)) return nullptr;  // closed, and perhaps the number of another file now
     const int client = accept4(listening, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (client >= 0) {
-      serve(client);
-      close(client);
-    } else if (errno == EBADF || errno == EINVAL || errno == ENOTSOCK) {
+      const int high = copy_up(client);
+      if (high >= 0) close(client);
+      serve(high >= 0 ? high : client);
+      close(high >= 0 ? high : client);
+    } else if (errno == EINVAL) {
       return nullptr;  // the program closed it: an end of the service, not a busy loop
-    } else if (errno != EINTR && errno != ECONNABORTED) {
+    } else if (errno != EINTR && errno != ECONNABORTED && (errno != EAGAIN || !ready)) {
       const timespec pause{0, 20'000'000};  // no descriptors or no memory for now
       nanosleep(&pause, nullptr);
     }
@@ -94,7 +102,7 @@ void* run(void* argument) {
 }
 
 int listen_socket() noexcept {
-  const int fd = move_up(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  const int fd = move_up(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (fd < 0) return -1;
   sockaddr_un address;
   const socklen_t size = server_address(self().nonce, &address);
@@ -146,15 +154,15 @@ void start_server() noexcept {
     close(fd);
     return;
   }
-  listener_fd = fd;
+  listener_fd = keep_fd(fd);
   running.store(true, std::memory_order_release);
 }
 
 void forget_server() noexcept {
   lock.renew();
   // Else the child would keep the parent's address alive, where nobody answers.
-  if (listener_fd >= 0) close(listener_fd);
-  listener_fd = -1;
+  close_kept(listener_fd);
+  listener_fd = {};
   running.store(false, std::memory_order_relaxed);
 }
 

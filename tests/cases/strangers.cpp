@@ -382,3 +382,40 @@ SCENE(once_more) {
   EXPECT(block == 77);
   return 0;
 }
+
+CASE("kvshim never holds a primary context, so the program's last release ends it") {
+  const Result result = run(kPreloaded, "primaries_end");
+  EXPECT_IN(result.ended(0) && result.out == "alive 0\n", result.show());
+  // One retain by the program for each round, none by kvshim.
+  EXPECT_IN(result.count("cuDevicePrimaryCtxRetain") == 300, result.show());
+}
+SCENE(primaries_end) {
+  OK(cuInit(0));
+  std::atomic<bool> stop{false};
+  std::thread beside;
+  int alive = 0;
+  for (int round = 0; round < 300; ++round) {
+    CUcontext context = nullptr;
+    OK(cuDevicePrimaryCtxRetain(&context, 0));
+    OK(cuCtxSetCurrent(context));
+    if (round == 0) {
+      beside = std::thread([&] {
+        while (!stop) {
+          CUcontext own = nullptr;
+          OK(cuCtxCreate(&own, nullptr, 0, 0));
+          OK(cuMemFree(allocate(4096)));  // whose it is, is asked at the first allocation
+          OK(cuCtxDestroy(own));
+        }
+      });
+    }
+    const CUdeviceptr ptr = allocate(3 * kMiB);
+    OK(cuDevicePrimaryCtxRelease(0));
+    unsigned type = 0;
+    alive += cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, ptr) == CUDA_SUCCESS;
+    OK(cuCtxSetCurrent(nullptr));
+  }
+  stop = true;
+  beside.join();
+  say("alive", alive);
+  return 0;
+}

@@ -329,3 +329,21 @@ CHECK_CASE_SIZES("attributes", "the attributes of a mapping",
           cu.cuPointerGetAttribute(&id, CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID, block));
   if (memory_of(size.bytes) == Memory::vmm) EXPECT(bytes >= size.bytes && base <= block);
 }
+
+// Documented: to ask for the tokens turns it on.
+CHECK_CASE_SIZES("attributes", "asking for P2P tokens makes memory operations synchronize", plain) {
+  const Block one(size.bytes), two(size.bytes);
+  CUDA_POINTER_ATTRIBUTE_P2P_TOKENS tokens{};
+  unsigned on = 9;
+  if (cu.cuPointerGetAttribute(&tokens, CU_POINTER_ATTRIBUTE_P2P_TOKENS, one) == CUDA_SUCCESS) {
+    GIVES(0, cu.cuPointerGetAttribute(&on, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, one));
+    EXPECT_EQ(on, 1);
+  }
+  CUpointer_attribute which[] = {CU_POINTER_ATTRIBUTE_P2P_TOKENS, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS};
+  void* places[] = {&tokens, &on};
+  on = 9;
+  if (cu.cuPointerGetAttributes(2, which, places, two) == CUDA_SUCCESS &&
+      (tokens.p2pToken != 0 || tokens.vaSpaceToken != 0)) {
+    EXPECT_EQ(on, 1);
+  }
+}

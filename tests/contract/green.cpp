@@ -9,26 +9,15 @@ namespace {
 
 class GreenContext {
  public:
+  enum Alone { alone };
   GreenContext() {
-    if (cu.cuGreenCtxCreate == nullptr || cu.cuDeviceGetDevResource == nullptr ||
-        cu.cuDevSmResourceSplitByCount == nullptr || cu.cuDevResourceGenerateDesc == nullptr ||
-        cu.cuCtxFromGreenCtx == nullptr || cu.cuGreenCtxDestroy == nullptr) {
-      SKIP("the driver has no green contexts");
-    }
     use_primary();
     load_kernels();
-    CUdevResource all{}, part{};
-    CUdevResourceDesc description = nullptr;
-    unsigned groups = 1;
-    CALL(cu.cuDeviceGetDevResource(first_device(), &all, CU_DEV_RESOURCE_TYPE_SM));
-    CALL(cu.cuDevSmResourceSplitByCount(&part, &groups, &all, nullptr, 0, 8));
-    CALL(cu.cuDevResourceGenerateDesc(&description, &part, 1));
-    CALL(cu.cuGreenCtxCreate(&green_, description, first_device(), CU_GREEN_CTX_DEFAULT_STREAM));
-    CALL(cu.cuCtxFromGreenCtx(&context_, green_));
-    CALL(cu.cuCtxSetCurrent(context_));
+    create();
   }
+  explicit GreenContext(Alone) : alone_(true) { create(); }
   ~GreenContext() {
-    use_primary();
+    if (!alone_) use_primary();
     if (green_ != nullptr) cu.cuGreenCtxDestroy(green_);
   }
   GreenContext(const GreenContext&) = delete;
@@ -40,6 +29,24 @@ class GreenContext {
   }
 
  private:
+  void create() {
+    if (cu.cuGreenCtxCreate == nullptr || cu.cuDeviceGetDevResource == nullptr ||
+        cu.cuDevSmResourceSplitByCount == nullptr || cu.cuDevResourceGenerateDesc == nullptr ||
+        cu.cuCtxFromGreenCtx == nullptr || cu.cuGreenCtxDestroy == nullptr) {
+      SKIP("the driver has no green contexts");
+    }
+    CUdevResource all{}, part{};
+    CUdevResourceDesc description = nullptr;
+    unsigned groups = 1;
+    CALL(cu.cuDeviceGetDevResource(first_device(), &all, CU_DEV_RESOURCE_TYPE_SM));
+    CALL(cu.cuDevSmResourceSplitByCount(&part, &groups, &all, nullptr, 0, 8));
+    CALL(cu.cuDevResourceGenerateDesc(&description, &part, 1));
+    CALL(cu.cuGreenCtxCreate(&green_, description, first_device(), CU_GREEN_CTX_DEFAULT_STREAM));
+    CALL(cu.cuCtxFromGreenCtx(&context_, green_));
+    CALL(cu.cuCtxSetCurrent(context_));
+  }
+
+  bool alone_ = false;  // nobody else has retained the primary context
   CUgreenCtx green_ = nullptr;
   CUcontext context_ = nullptr;
 };
@@ -146,4 +153,27 @@ CHECK_CASE_SIZES("green", "blocks of a green context that is gone", isolated | o
   const Block next(size.bytes);
   CALL(cu.cuMemsetD8(next, 3, size.bytes));
   EXPECT(holds_byte(next, size.bytes, 3));
+}
+
+// Documented: the green context retains the primary one, and its end releases it.
+CHECK_CASE_SIZES("green", "a primary context that only the green one held, and its blocks",
+                 isolated | observes | no_context) {
+  CALL(cu.cuInit(0));
+  for (int round = 0; round < 3; ++round) {
+    CUdeviceptr ptr = 0;
+    {
+      GreenContext green(GreenContext::alone);
+      CALL(cu.cuMemAlloc(&ptr, size.bytes));
+      CALL(cu.cuMemsetD8(ptr, 1, size.bytes));
+      CALL(cu.cuCtxSynchronize());
+      CALL(cu.cuCtxSetCurrent(nullptr));
+    }
+    unsigned flags = 0;
+    int active = 0;
+    GIVES(0, cu.cuDevicePrimaryCtxGetState(first_device(), &flags, &active));
+    observe("the primary context is active", active);
+    unsigned type = 0;
+    observe("attribute", cu.cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, ptr));
+    observe("free", cu.cuMemFree(ptr));
+  }
 }

@@ -297,3 +297,37 @@ CHECK_CASE("ipc", "unknown addresses, and no place for the handle", plain | obse
   REFUSES(closed);
   observe("close of what was never opened", closed);
 }
+
+CHECK_CASE("ipc", "in a broken context: its error, whatever the arguments", isolated | observes) {
+  Block block(medium_size().bytes);
+  CUipcMemHandle handle{}, garbage{};
+  CUdeviceptr ptr = 0;
+  CALL(cu.cuIpcGetMemHandle(&handle, block));
+  const Stream stream;
+  fill(stream, kNowhere, 1, 1);
+  GIVES(700, cu.cuStreamSynchronize(stream));
+  observe("get", cu.cuIpcGetMemHandle(&handle, block));
+  observe("open", cu.cuIpcOpenMemHandle(&ptr, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
+  observe("open without a place", cu.cuIpcOpenMemHandle(nullptr, handle, 0));
+  observe("open of garbage",
+          cu.cuIpcOpenMemHandle(&ptr, garbage, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
+  observe("close", cu.cuIpcCloseMemHandle(block));
+  block.leave();  // nothing can be freed any more
+}
+
+CHECK_CASE("ipc", "in a destroyed context: its error", isolated | observes) {
+  const Block block(medium_size().bytes);
+  CUipcMemHandle handle{};
+  CUdeviceptr ptr = 0;
+  CALL(cu.cuIpcGetMemHandle(&handle, block));
+  CUcontext own = nullptr;
+  CALL(cu.cuCtxCreate_v2(&own, 0, first_device()));
+  on_thread([&] {
+    CALL(cu.cuCtxSetCurrent(own));
+    on_thread([&] { CALL(cu.cuCtxDestroy(own)); });
+    observe("get", cu.cuIpcGetMemHandle(&handle, block));
+    observe("open", cu.cuIpcOpenMemHandle(&ptr, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
+    observe("close", cu.cuIpcCloseMemHandle(block));
+  });
+  use_primary();
+}

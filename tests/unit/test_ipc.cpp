@@ -55,7 +55,7 @@ TEST_CASE("memory that is no vmm block of this process is left to the driver") {
   CUdeviceptr out = 0;
   CHECK(open(&out, handle) == kNotOurs);
   cuCtxSetCurrent(nullptr);
-  CHECK(get(&handle, ours) == kNotOurs);
+  CHECK(get(&handle, ours) == CUDA_ERROR_INVALID_CONTEXT);
   cuCtxSetCurrent(sharing.context);
   CHECK(release(ours) == CUDA_SUCCESS);
   CHECK(cuMemFree(native) == CUDA_SUCCESS);

@@ -4,7 +4,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <thread>
 #include <vector>
 
 #include "memory/copies.h"
@@ -422,4 +424,39 @@ TEST_CASE("a forked child begins without peers") {
   peers::forget();
   CHECK(peers::use(0) == false);
   CHECK(peers::use(1) == true);
+}
+
+TEST_CASE("a second thread goes on only when it has access to all that lives") {
+  // The first one is still giving access; the second one asks for the same.
+  enum { by_use, by_enable };
+  for (const int first : {by_use, by_enable}) {
+    for (const int second : {by_use, by_enable}) {
+      CAPTURE(first, second);
+      Machine machine;
+      std::vector<CUdeviceptr> blocks;
+      for (int i = 0; i < 3; ++i) blocks.push_back(machine.allocated(0, 3 * kMiB2));
+      const auto ask = [](int how) {
+        how == by_use ? void(peers::use(1)) : void(peers::enable(1, 0));
+      };
+      kvsim_hold("cuMemSetAccess");
+      std::thread giving([&] { ask(first); });
+      while (kvsim_waiting("cuMemSetAccess") == 0) usleep(100);
+      std::atomic<bool> done{false};
+      int shared = 0;
+      std::thread asking([&] {
+        ask(second);
+        int devices[16] = {};
+        for (const CUdeviceptr block : blocks) {
+          shared += kvsim_access_list(block, devices, 16) == 2;
+        }
+        done = true;
+      });
+      while (kvsim_waiting("cuMemSetAccess") < 2 && !done) usleep(100);
+      kvsim_release("cuMemSetAccess");
+      asking.join();
+      giving.join();
+      CHECK(shared == 3);
+      CHECK(kvsim_gate_timeouts() == 0);
+    }
+  }
 }
