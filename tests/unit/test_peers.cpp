@@ -444,7 +444,17 @@ TEST_CASE("a device that may not reach a block has it set all the same, in strea
         } else {
           CHECK(access(block) == Devices{0, 1});
         }
-        // At home there is nothing to try, nor while the stream captures.
+        // Nothing to try at home, nor while the stream captures.
+        CUstream stream = nullptr;
+        REQUIRE(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
+        REQUIRE(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
+        engine::Memset captured = request;
+        captured.stream = stream;
+        CHECK(engine::retry(captured, &code) == Retry::stands);
+        CUgraph graph = nullptr;
+        CHECK(cuStreamEndCapture(stream, &graph) == CUDA_SUCCESS);
+        cuGraphDestroy(graph);
+        cuStreamDestroy(stream);
         machine.on(0);
         CHECK(engine::retry(request, &code) == Retry::stands);
       }
