@@ -63,7 +63,19 @@ KVSHIM_DRIVER_FUNCTION(cuMemImportFromShareableHandle, CUmemGenericAllocationHan
                        CUmemAllocationHandleType);
 KVSHIM_DRIVER_FUNCTION(cuMemGetAllocationPropertiesFromHandle, CUmemAllocationProp*,
                        CUmemGenericAllocationHandle);
+KVSHIM_DRIVER_FUNCTION(cuMemsetD8Async, CUdeviceptr, unsigned char, std::size_t, CUstream);
+KVSHIM_DRIVER_FUNCTION(cuMemsetD16Async, CUdeviceptr, unsigned short, std::size_t, CUstream);
+KVSHIM_DRIVER_FUNCTION(cuMemsetD32Async, CUdeviceptr, unsigned, std::size_t, CUstream);
+KVSHIM_DRIVER_FUNCTION(cuMemsetD2D8Async, CUdeviceptr, std::size_t, unsigned char, std::size_t,
+                       std::size_t, CUstream);
+KVSHIM_DRIVER_FUNCTION(cuMemsetD2D16Async, CUdeviceptr, std::size_t, unsigned short, std::size_t,
+                       std::size_t, CUstream);
+KVSHIM_DRIVER_FUNCTION(cuMemsetD2D32Async, CUdeviceptr, std::size_t, unsigned, std::size_t,
+                       std::size_t, CUstream);
 KVSHIM_DRIVER_FUNCTION(cuMemcpyAsync, CUdeviceptr, CUdeviceptr, std::size_t, CUstream);
+KVSHIM_DRIVER_FUNCTION(cuMemcpyHtoDAsync_v2, CUdeviceptr, const void*, std::size_t, CUstream);
+KVSHIM_DRIVER_FUNCTION(cuMemcpyDtoHAsync_v2, void*, CUdeviceptr, std::size_t, CUstream);
+KVSHIM_DRIVER_FUNCTION(cuMemcpyDtoDAsync_v2, CUdeviceptr, CUdeviceptr, std::size_t, CUstream);
 KVSHIM_DRIVER_FUNCTION(cuMemcpy2DAsync_v2, const CUDA_MEMCPY2D*, CUstream);
 KVSHIM_DRIVER_FUNCTION(cuMemcpy3DAsync_v2, const CUDA_MEMCPY3D*, CUstream);
 KVSHIM_DRIVER_FUNCTION(cuMemcpy3DPeerAsync, const CUDA_MEMCPY3D_PEER*, CUstream);
@@ -75,6 +87,7 @@ KVSHIM_DRIVER_FUNCTION(cuStreamCreate, CUstream*, unsigned);
 KVSHIM_DRIVER_FUNCTION(cuStreamDestroy_v2, CUstream);
 KVSHIM_DRIVER_FUNCTION(cuStreamGetCtx, CUstream, CUcontext*);
 KVSHIM_DRIVER_FUNCTION(cuStreamIsCapturing, CUstream, CUstreamCaptureStatus*);
+KVSHIM_DRIVER_FUNCTION(cuStreamQuery, CUstream);
 KVSHIM_DRIVER_FUNCTION(cuStreamSynchronize, CUstream);
 KVSHIM_DRIVER_FUNCTION(cuStreamWaitEvent, CUstream, CUevent, unsigned);
 KVSHIM_DRIVER_FUNCTION(cuThreadExchangeStreamCaptureMode, CUstreamCaptureMode*);

@@ -11,25 +11,29 @@ using driver::StreamZero;
 
 namespace {
 
-// `failed`: where the program wants to know which copy failed, or NULL.
+// What stays in a place that the driver has not written to: no batch has as many copies.
+constexpr std::size_t kUntouched = ~std::size_t{1};
+
+// `failed`: where the program wants to know which copy failed, or NULL; `real` takes it. A refusal
+// that is not the last word must not show there.
 template <typename Batch, typename Real>
 CUresult run(const Batch& batch, std::size_t* failed, Real real) {
   const Reentry guard;
-  if (pass_through(guard)) return real();
+  if (pass_through(guard)) return real(failed);
   std::size_t which = 0;
+  std::size_t named = kUntouched;
   CUresult code = CUDA_ERROR_INVALID_VALUE;
   switch (copies::judge(batch, &which)) {
     case Verdict::forward:
-      code = real();
+      code = real(failed);
       return code == CUDA_SUCCESS ? copies::read_in_call(batch) : code;
     case Verdict::refused:
       break;
     case Verdict::ours:
-      code = real();
-      if (code == CUDA_SUCCESS) return copies::read_in_call(batch);
-      if (code != CUDA_ERROR_INVALID_VALUE || !copies::one_by_one(batch, &which, &code)) {
-        return code;
-      }
+      code = real(failed != nullptr ? &named : nullptr);
+      if (code == CUDA_ERROR_INVALID_VALUE && copies::one_by_one(batch, &which, &code)) break;
+      if (named != kUntouched) *failed = named;
+      return code == CUDA_SUCCESS ? copies::read_in_call(batch) : code;
   }
   if (code != CUDA_SUCCESS && failed != nullptr) *failed = which;
   return code;
@@ -45,9 +49,9 @@ CUresult run(const Batch& batch, std::size_t* failed, Real real) {
       CUstream stream) {                                                                          \
     return run(LinearBatch{to, from, bytes, count, attributes, first, kinds,                      \
                            driver::resolve_stream(stream, zero)},                                 \
-               failed, [&] {                                                                      \
+               failed, [&](std::size_t* where) {                                                  \
                  return real::cuMemcpyBatchAsync##twin(to, from, bytes, count, attributes, first, \
-                                                       kinds, failed, stream);                    \
+                                                       kinds, where, stream);                     \
                });                                                                                \
   }                                                                                               \
   KVSHIM_HOOK_DEF CUresult cuMemcpyBatchAsync_v2##twin(                                           \
@@ -55,7 +59,7 @@ CUresult run(const Batch& batch, std::size_t* failed, Real real) {
       CUmemcpyAttributes* attributes, std::size_t* first, std::size_t kinds, CUstream stream) {   \
     return run(LinearBatch{to, from, bytes, count, attributes, first, kinds,                      \
                            driver::resolve_stream(stream, zero)},                                 \
-               nullptr, [&] {                                                                     \
+               nullptr, [&](std::size_t*) {                                                       \
                  return real::cuMemcpyBatchAsync_v2##twin(to, from, bytes, count, attributes,     \
                                                           first, kinds, stream);                  \
                });                                                                                \
@@ -63,15 +67,18 @@ CUresult run(const Batch& batch, std::size_t* failed, Real real) {
   KVSHIM_HOOK_DEF CUresult cuMemcpy3DBatchAsync##twin(                                            \
       std::size_t count, CUDA_MEMCPY3D_BATCH_OP* boxes, std::size_t* failed,                      \
       unsigned long long flags, CUstream stream) {                                                \
-    return run(BoxBatch{boxes, count, flags, driver::resolve_stream(stream, zero)}, failed, [&] { \
-      return real::cuMemcpy3DBatchAsync##twin(count, boxes, failed, flags, stream);               \
-    });                                                                                           \
+    return run(BoxBatch{boxes, count, flags, driver::resolve_stream(stream, zero)}, failed,       \
+               [&](std::size_t* where) {                                                          \
+                 return real::cuMemcpy3DBatchAsync##twin(count, boxes, where, flags, stream);     \
+               });                                                                                \
   }                                                                                               \
   KVSHIM_HOOK_DEF CUresult cuMemcpy3DBatchAsync_v2##twin(                                         \
       std::size_t count, CUDA_MEMCPY3D_BATCH_OP* boxes, unsigned long long flags,                 \
       CUstream stream) {                                                                          \
     return run(BoxBatch{boxes, count, flags, driver::resolve_stream(stream, zero)}, nullptr,      \
-               [&] { return real::cuMemcpy3DBatchAsync_v2##twin(count, boxes, flags, stream); }); \
+               [&](std::size_t*) {                                                                \
+                 return real::cuMemcpy3DBatchAsync_v2##twin(count, boxes, flags, stream);         \
+               });                                                                                \
   }
 
 KVSHIM_BATCH(, StreamZero::legacy)

@@ -5,6 +5,7 @@
 
 using namespace kvshim;
 using copies::Box;
+using copies::Form;
 using copies::Linear;
 using copies::Rectangle;
 using copies::Retry;
@@ -71,32 +72,32 @@ CUdeviceptr at_side(const void* host) {
 }  // namespace
 
 // A blocking form with its per-thread twin, and an Async form with its own.
-#define KVSHIM_COPY(name, suffix, To, From)                                                \
-  KVSHIM_HOOK_DEF CUresult name##suffix(To to, From from, std::size_t bytes) {             \
-    return run(Linear{at_side(to), at_side(from), bytes, CU_STREAM_LEGACY, true},          \
-               [&] { return real::name##suffix(to, from, bytes); });                       \
-  }                                                                                        \
-  KVSHIM_HOOK_DEF CUresult name##suffix##_ptds(To to, From from, std::size_t bytes) {      \
-    return run(Linear{at_side(to), at_side(from), bytes, CU_STREAM_PER_THREAD, true},      \
-               [&] { return real::name##suffix##_ptds(to, from, bytes); });                \
-  }                                                                                        \
-  KVSHIM_HOOK_DEF CUresult name##Async##suffix(To to, From from, std::size_t bytes,        \
-                                               CUstream stream) {                          \
-    return run(Linear{at_side(to), at_side(from), bytes,                                   \
-                      driver::resolve_stream(stream, StreamZero::legacy), false},          \
-               [&] { return real::name##Async##suffix(to, from, bytes, stream); });        \
-  }                                                                                        \
-  KVSHIM_HOOK_DEF CUresult name##Async##suffix##_ptsz(To to, From from, std::size_t bytes, \
-                                                      CUstream stream) {                   \
-    return run(Linear{at_side(to), at_side(from), bytes,                                   \
-                      driver::resolve_stream(stream, StreamZero::per_thread), false},      \
-               [&] { return real::name##Async##suffix##_ptsz(to, from, bytes, stream); }); \
+#define KVSHIM_COPY(name, suffix, To, From, form)                                           \
+  KVSHIM_HOOK_DEF CUresult name##suffix(To to, From from, std::size_t bytes) {              \
+    return run(Linear{at_side(to), at_side(from), bytes, CU_STREAM_LEGACY, true, form},     \
+               [&] { return real::name##suffix(to, from, bytes); });                        \
+  }                                                                                         \
+  KVSHIM_HOOK_DEF CUresult name##suffix##_ptds(To to, From from, std::size_t bytes) {       \
+    return run(Linear{at_side(to), at_side(from), bytes, CU_STREAM_PER_THREAD, true, form}, \
+               [&] { return real::name##suffix##_ptds(to, from, bytes); });                 \
+  }                                                                                         \
+  KVSHIM_HOOK_DEF CUresult name##Async##suffix(To to, From from, std::size_t bytes,         \
+                                               CUstream stream) {                           \
+    return run(Linear{at_side(to), at_side(from), bytes,                                    \
+                      driver::resolve_stream(stream, StreamZero::legacy), false, form},     \
+               [&] { return real::name##Async##suffix(to, from, bytes, stream); });         \
+  }                                                                                         \
+  KVSHIM_HOOK_DEF CUresult name##Async##suffix##_ptsz(To to, From from, std::size_t bytes,  \
+                                                      CUstream stream) {                    \
+    return run(Linear{at_side(to), at_side(from), bytes,                                    \
+                      driver::resolve_stream(stream, StreamZero::per_thread), false, form}, \
+               [&] { return real::name##Async##suffix##_ptsz(to, from, bytes, stream); });  \
   }
 
-KVSHIM_COPY(cuMemcpy, , CUdeviceptr, CUdeviceptr)
-KVSHIM_COPY(cuMemcpyHtoD, _v2, CUdeviceptr, const void*)
-KVSHIM_COPY(cuMemcpyDtoH, _v2, void*, CUdeviceptr)
-KVSHIM_COPY(cuMemcpyDtoD, _v2, CUdeviceptr, CUdeviceptr)
+KVSHIM_COPY(cuMemcpy, , CUdeviceptr, CUdeviceptr, Form::any)
+KVSHIM_COPY(cuMemcpyHtoD, _v2, CUdeviceptr, const void*, Form::to_device)
+KVSHIM_COPY(cuMemcpyDtoH, _v2, void*, CUdeviceptr, Form::to_host)
+KVSHIM_COPY(cuMemcpyDtoD, _v2, CUdeviceptr, CUdeviceptr, Form::on_device)
 
 KVSHIM_HOOK_DEF CUresult cuMemcpy2D_v2(const CUDA_MEMCPY2D* what) {
   return rectangle(what, nullptr, StreamZero::legacy, true,

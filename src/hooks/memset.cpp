@@ -11,8 +11,12 @@ template <typename Real>
 CUresult set(const engine::Memset& request, Real real) {
   const Reentry guard;
   CUresult result = CUDA_SUCCESS;
-  if (!pass_through(guard) && engine::memset(request, &result)) return result;
-  return real();
+  if (pass_through(guard)) return real();
+  if (engine::memset(request, &result)) return result;
+  do {
+    result = real();
+  } while (result == CUDA_ERROR_INVALID_VALUE && engine::retry(request, &result) == Retry::again);
+  return result;
 }
 
 template <typename Value>

@@ -94,11 +94,16 @@ bool is_order(CUmemcpySrcAccessOrder order) noexcept {
 
 // False where the driver refuses for these alone. *wait: sources must be read before the return.
 bool understood(const LinearBatch& batch, bool* wait) noexcept {
+  if (batch.stream == CU_STREAM_LEGACY) return false;  // it takes no batch
   if (batch.attributes == nullptr || batch.first == nullptr || batch.kinds == 0 ||
       batch.kinds > batch.count || batch.first[0] != 0) {
     return false;
   }
   for (std::size_t index = 0; index < batch.kinds; ++index) {
+    if (index > 0 &&
+        (batch.first[index] <= batch.first[index - 1] || batch.first[index] >= batch.count)) {
+      return false;
+    }
     const CUmemcpySrcAccessOrder order = batch.attributes[index].srcAccessOrder;
     if (!is_order(order)) return false;
     if (order == CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL) *wait = true;
@@ -106,7 +111,7 @@ bool understood(const LinearBatch& batch, bool* wait) noexcept {
   return true;
 }
 bool understood(const BoxBatch& batch, bool* wait) noexcept {
-  if (batch.flags != 0) return false;
+  if (batch.stream == CU_STREAM_LEGACY || batch.flags != 0) return false;
   for (std::size_t index = 0; index < batch.count; ++index) {
     const CUmemcpySrcAccessOrder order = batch.boxes[index].srcAccessOrder;
     if (!is_order(order) || !BatchBox(batch.boxes[index]).linear) return false;
@@ -122,6 +127,9 @@ Verdict judge_all(const auto& batch, std::size_t* which) noexcept {
     const Verdict verdict = with(batch, index, [](const auto& copy) { return judge(copy); });
     if (verdict > worst) worst = verdict;
     if (verdict != Verdict::refused) continue;
+    // What is wrong with the batch as a whole comes first, and the driver says what.
+    bool wait = false;
+    if (!understood(batch, &wait)) return Verdict::forward;
     *which = index;
     break;
   }
@@ -160,8 +168,7 @@ bool make_all(const auto& batch, std::size_t* which, CUresult* result) noexcept 
   for (std::size_t index = 0; index < batch.count && !crossing; ++index) {
     crossing = with(batch, index, [](const auto& copy) { return crosses(copy); });
   }
-  // The legacy stream takes no batch.
-  if (!crossing || batch.stream == CU_STREAM_LEGACY || !understood(batch, &wait)) return false;
+  if (!crossing || !understood(batch, &wait)) return false;
   *result = CUDA_SUCCESS;
   for (std::size_t index = 0; index < batch.count && *result == CUDA_SUCCESS; ++index) {
     *which = index;

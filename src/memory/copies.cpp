@@ -3,22 +3,15 @@
 
 #include "base/log.h"
 #include "base/options.h"
-#include "driver/capture.h"
 #include "driver/contexts.h"
+#include "memory/detour.h"
 #include "memory/owner.h"
 #include "memory/peers.h"
+#include "memory/retired.h"
 
 namespace kvshim::copies {
 
 namespace {
-
-// True where the driver must have the word, whatever we think: the stream captures, a capture
-// elsewhere forbids the call, the thread has no context, the stream is no stream.
-bool only_the_driver(CUstream stream) noexcept {
-  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  return driver::cuStreamIsCapturing(stream, &status) != CUDA_SUCCESS ||
-         status != CU_STREAM_CAPTURE_STATUS_NONE;
-}
 
 // A stretch of memory that a copy reads or writes; address 0 for one that is not ours to judge.
 struct Stretch {
@@ -33,10 +26,20 @@ Verdict judge_spot(const registry::Spot& spot, std::uint64_t bytes) noexcept {
   return bytes <= spot.left ? Verdict::ours : Verdict::refused;
 }
 
+// A large block that was freed in stream order is still mapped, for as long as it waits to be
+// released; to the program it is gone.
+void note_freed(CUdeviceptr address, registry::Spot* spot) noexcept {
+  if (spot->place == Place::foreign && registry::may_be_vmm(address) && retired::covers(address)) {
+    spot->place = Place::hole;
+  }
+}
+
 Verdict judge_both(const Stretch& to, const Stretch& from, CUstream stream) noexcept {
   registry::Spot at_to;
   registry::Spot at_from;
   registry::look(to.start, &at_to, from.start, &at_from);
+  note_freed(to.start, &at_to);
+  note_freed(from.start, &at_from);
   const Verdict a = judge_spot(at_to, to.bytes);
   const Verdict b = judge_spot(at_from, from.bytes);
   const Verdict worse = a > b ? a : b;
@@ -47,14 +50,15 @@ Verdict judge_both(const Stretch& to, const Stretch& from, CUstream stream) noex
 struct Side {
   CUcontext context = nullptr;  // NULL: host memory, or nobody's
   CUdevice device = -1;
-  bool vmm = false;
+  Owner* vmm = nullptr;  // the owner of a vmm block
 };
 
 Side side_of(CUdeviceptr address) noexcept {
   Side side;
   Block block;
   if (registry::find(address, &block) == Place::block) {
-    return {block.owner->context(), block.owner->device().ordinal(), is_mapping(block.kind)};
+    return {block.owner->context(), block.owner->device().ordinal(),
+            is_mapping(block.kind) ? block.owner : nullptr};
   }
   unsigned type = 0;
   if (driver::cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address) !=
@@ -70,62 +74,25 @@ Side side_of(CUdeviceptr address) noexcept {
   return side;
 }
 
-// The context that the stream's copies run in.
-CUcontext context_of(CUstream stream) noexcept {
-  CUcontext context = nullptr;
-  if (driver::cuStreamGetCtx(stream, &context) != CUDA_SUCCESS) driver::cuCtxGetCurrent(&context);
-  return context;
-}
-
-// Runs `call`, which gives work to a stream of `context`, between what `stream` (of the context
-// `running`) has been given already and what comes after it.
-template <typename Call>
-CUresult detour(CUcontext running, CUstream stream, bool wait, CUcontext context,
-                Call call) noexcept {
-  const driver::RelaxedCapture relaxed;  // waiting would end another stream's capture
-  CUevent before = nullptr;
-  CUevent after = nullptr;
-  CUresult code = driver::within(running, [&] {
-    const CUresult made = driver::cuEventCreate(&before, CU_EVENT_DISABLE_TIMING);
-    return made == CUDA_SUCCESS ? driver::cuEventRecord(before, stream) : made;
-  });
-  if (code == CUDA_SUCCESS) {
-    code = driver::within(context, [&] {
-      CUresult step = driver::cuEventCreate(&after, CU_EVENT_DISABLE_TIMING);
-      if (step == CUDA_SUCCESS) step = driver::cuStreamWaitEvent(CU_STREAM_PER_THREAD, before, 0);
-      if (step == CUDA_SUCCESS) step = call(CU_STREAM_PER_THREAD);
-      if (step == CUDA_SUCCESS) step = driver::cuEventRecord(after, CU_STREAM_PER_THREAD);
-      if (step == CUDA_SUCCESS && wait) step = driver::cuStreamSynchronize(CU_STREAM_PER_THREAD);
-      return step;
-    });
-  }
-  if (code == CUDA_SUCCESS) {
-    code = driver::within(running, [&] { return driver::cuStreamWaitEvent(stream, after, 0); });
-  }
-  if (before != nullptr) driver::cuEventDestroy_v2(before);
-  if (after != nullptr) driver::cuEventDestroy_v2(after);
-  return code;
-}
-
 // A copy with a vmm block of another device than the one that runs it.
 struct Crossing {
-  CUcontext running = nullptr;  // the stream's context
-  CUdevice device = -1;         // its device
-  bool to = false;              // the side that lies on another device
+  Running running;
+  bool to = false;  // the side that lies on another device
   bool from = false;
   explicit operator bool() const noexcept { return to || from; }
 };
 
 Crossing crossing_of(const Side& to, const Side& from, CUstream stream) noexcept {
-  if (options().peers == PeerPolicy::off || (!to.vmm && !from.vmm) || only_the_driver(stream)) {
+  if (options().peers == PeerPolicy::off || (to.vmm == nullptr && from.vmm == nullptr) ||
+      only_the_driver(stream)) {
     return {};
   }
   Crossing crossing;
-  crossing.running = context_of(stream);
-  crossing.device = driver::device_of(crossing.running);
-  if (crossing.device < 0) return {};
-  crossing.to = to.vmm && to.device != crossing.device;
-  crossing.from = from.vmm && from.device != crossing.device;
+  crossing.running = running_in(stream);
+  const CUdevice device = crossing.running.device;
+  if (device < 0) return {};
+  crossing.to = to.vmm != nullptr && to.device != device;
+  crossing.from = from.vmm != nullptr && from.device != device;
   return crossing;
 }
 
@@ -136,14 +103,14 @@ Retry retry_with(const Side& to, const Side& from, CUstream stream, bool wait, C
                  Across across, Within within) noexcept {
   const Crossing crossing = crossing_of(to, from, stream);
   if (!crossing) return Retry::stands;
-  if (peers::use(crossing.device)) return Retry::again;
+  if (peers::use(crossing.running.device)) return Retry::again;
   if (to.context != nullptr && from.context != nullptr) {
     *result = across();
   } else {
-    const CUcontext context = crossing.to ? to.context : from.context;
-    *result = detour(crossing.running, stream, wait, context, within);
+    Owner& owner = crossing.to ? *to.vmm : *from.vmm;
+    *result = detour(crossing.running, stream, wait, owner, within);
   }
-  log::debug("a copy in a context of device {} was carried out for it: {}", crossing.device,
+  log::debug("a copy in a context of device {} was carried out for it: {}", crossing.running.device,
              static_cast<int>(*result));
   return Retry::done;
 }
@@ -156,10 +123,22 @@ struct Shape {
   std::uint64_t width, height, depth;  // none of them zero
 };
 
-// From the first byte to behind the last one. Nothing for memory that is not given by a device
-// pointer, and where that overflows.
-Stretch stretch(CUmemorytype type, CUdeviceptr base, const Shape& shape) noexcept {
-  if (type != CU_MEMORYTYPE_DEVICE && type != CU_MEMORYTYPE_UNIFIED) return {};
+// Where a side of linear memory begins, 0 for an array. What is called host memory may be a block:
+// the driver takes device pointers there too.
+CUdeviceptr base_of(CUmemorytype type, CUdeviceptr device, const void* host) noexcept {
+  if (type == CU_MEMORYTYPE_HOST) return reinterpret_cast<CUdeviceptr>(host);
+  return type == CU_MEMORYTYPE_DEVICE || type == CU_MEMORYTYPE_UNIFIED ? device : 0;
+}
+CUdeviceptr to_base(const auto& what) noexcept {
+  return base_of(what.dstMemoryType, what.dstDevice, what.dstHost);
+}
+CUdeviceptr from_base(const auto& what) noexcept {
+  return base_of(what.srcMemoryType, what.srcDevice, what.srcHost);
+}
+
+// From the first byte to behind the last one. Nothing for an array, and where that overflows.
+Stretch stretch(CUdeviceptr base, const Shape& shape) noexcept {
+  if (base == 0) return {};
   // a * b + c
   const auto sum = [](std::uint64_t a, std::uint64_t b, std::uint64_t c, std::uint64_t* out) {
     return !__builtin_mul_overflow(a, b, out) && !__builtin_add_overflow(*out, c, out);
@@ -178,27 +157,23 @@ Stretch stretch(CUmemorytype type, CUdeviceptr base, const Shape& shape) noexcep
 }
 
 Stretch to_side(const CUDA_MEMCPY2D& what) noexcept {
-  return stretch(
-      what.dstMemoryType, what.dstDevice,
-      {what.dstXInBytes, what.dstY, 0, what.dstPitch, 0, what.WidthInBytes, what.Height, 1});
+  return stretch(to_base(what), {what.dstXInBytes, what.dstY, 0, what.dstPitch, 0,
+                                 what.WidthInBytes, what.Height, 1});
 }
 
 Stretch from_side(const CUDA_MEMCPY2D& what) noexcept {
-  return stretch(
-      what.srcMemoryType, what.srcDevice,
-      {what.srcXInBytes, what.srcY, 0, what.srcPitch, 0, what.WidthInBytes, what.Height, 1});
+  return stretch(from_base(what), {what.srcXInBytes, what.srcY, 0, what.srcPitch, 0,
+                                   what.WidthInBytes, what.Height, 1});
 }
 
 Stretch to_side(const CUDA_MEMCPY3D& what) noexcept {
-  return stretch(what.dstMemoryType, what.dstDevice,
-                 {what.dstXInBytes, what.dstY, what.dstZ, what.dstPitch, what.dstHeight,
-                  what.WidthInBytes, what.Height, what.Depth});
+  return stretch(to_base(what), {what.dstXInBytes, what.dstY, what.dstZ, what.dstPitch,
+                                 what.dstHeight, what.WidthInBytes, what.Height, what.Depth});
 }
 
 Stretch from_side(const CUDA_MEMCPY3D& what) noexcept {
-  return stretch(what.srcMemoryType, what.srcDevice,
-                 {what.srcXInBytes, what.srcY, what.srcZ, what.srcPitch, what.srcHeight,
-                  what.WidthInBytes, what.Height, what.Depth});
+  return stretch(from_base(what), {what.srcXInBytes, what.srcY, what.srcZ, what.srcPitch,
+                                   what.srcHeight, what.WidthInBytes, what.Height, what.Depth});
 }
 
 // The same copy, with a context for each side. For sides of linear memory only.
@@ -207,12 +182,12 @@ CUDA_MEMCPY3D_PEER between(const What& what, CUcontext to, CUcontext from) noexc
   CUDA_MEMCPY3D_PEER copy{};
   copy.srcMemoryType = copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
   copy.srcContext = from;
-  copy.srcDevice = what.srcDevice;
+  copy.srcDevice = from_base(what);
   copy.srcXInBytes = what.srcXInBytes;
   copy.srcY = what.srcY;
   copy.srcPitch = what.srcPitch;
   copy.dstContext = to;
-  copy.dstDevice = what.dstDevice;
+  copy.dstDevice = to_base(what);
   copy.dstXInBytes = what.dstXInBytes;
   copy.dstY = what.dstY;
   copy.dstPitch = what.dstPitch;
@@ -297,6 +272,18 @@ Retry retry(const Linear& copy, CUresult* result) noexcept {
                                          copy.stream);
       },
       [&](CUstream stream) {
+        switch (copy.form) {
+          case Form::to_device:
+            return driver::cuMemcpyHtoDAsync_v2(copy.to, reinterpret_cast<const void*>(copy.from),
+                                                copy.bytes, stream);
+          case Form::to_host:
+            return driver::cuMemcpyDtoHAsync_v2(reinterpret_cast<void*>(copy.to), copy.from,
+                                                copy.bytes, stream);
+          case Form::on_device:
+            return driver::cuMemcpyDtoDAsync_v2(copy.to, copy.from, copy.bytes, stream);
+          case Form::any:
+            break;
+        }
         return driver::cuMemcpyAsync(copy.to, copy.from, copy.bytes, stream);
       });
 }

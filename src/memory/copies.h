@@ -12,9 +12,14 @@
 
 #include <cstddef>
 
+#include "memory/detour.h"
 #include "memory/registry.h"
 
 namespace kvshim::copies {
+
+// What the function's name says of its arguments: one that it calls a device pointer must not be
+// ordinary host memory.
+enum class Form : unsigned char { any, to_device, to_host, on_device };
 
 // A copy of bytes in linear memory, either side device or host.
 struct Linear {
@@ -23,6 +28,7 @@ struct Linear {
   std::size_t bytes;
   CUstream stream;  // explicit: resolve_stream()
   bool wait;        // the blocking forms: a copy to or from the host returns when it is done
+  Form form = Form::any;
 };
 
 // A copy of a rectangle, and of a box.
@@ -55,10 +61,8 @@ Verdict judge(const Box& copy) noexcept;
 bool crosses(const Linear& copy) noexcept;
 bool crosses(const Box& copy) noexcept;
 
-// After the driver has answered 1 to a copy with vmm blocks in it. `again`: ask the driver once
-// more (a device has gained access); `done`: carried out another way, with *result; `stands`: the 1
-// is right.
-enum class Retry : unsigned char { stands, again, done };
+// After the driver has answered 1 to a copy with vmm blocks in it.
+using kvshim::Retry;
 Retry retry(const Linear& copy, CUresult* result) noexcept;
 Retry retry(const Rectangle& copy, CUresult* result) noexcept;
 Retry retry(const Box& copy, CUresult* result) noexcept;

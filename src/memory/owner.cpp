@@ -93,7 +93,21 @@ CUresult Owner::verdict_async(CUstream stream) noexcept {
 
 void Owner::abandon() noexcept {
   for (std::atomic<CUdeviceptr>& slot : spares_) slot.store(0, std::memory_order_release);
+  stream_.store(nullptr, std::memory_order_release);
   slabs_.trim();
+}
+
+CUresult Owner::take_stream(CUstream* stream) noexcept {
+  *stream = stream_.exchange(nullptr, std::memory_order_acq_rel);
+  if (*stream != nullptr && driver::cuStreamQuery(*stream) == CUDA_SUCCESS) return CUDA_SUCCESS;
+  // What one that is busy has to do it still does; nobody waits for that.
+  if (*stream != nullptr) driver::cuStreamDestroy_v2(*stream);
+  return driver::cuStreamCreate(stream, CU_STREAM_NON_BLOCKING);
+}
+
+void Owner::give_stream(CUstream stream) noexcept {
+  const CUstream other = stream_.exchange(stream, std::memory_order_acq_rel);
+  if (other != nullptr) driver::cuStreamDestroy_v2(other);
 }
 
 Owner* Owners::find(CUcontext context) const noexcept {

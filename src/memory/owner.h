@@ -44,8 +44,14 @@ class Owner {
 
   // The context was destroyed: nothing finds this owner any more.
   void end() noexcept { context_.store(nullptr, std::memory_order_relaxed); }
-  // After that: its spares went with the context, its slabs go back to the driver.
+  // After that: its spares and its stream went with the context, its slabs go back to the driver.
   void abandon() noexcept;
+
+  // A stream of this context that the program does not know, for work that kvshim does in its
+  // place. Idle, so that nothing else of the program's is waited for. With this context current,
+  // and given back when the work is in it. Errors: the driver's.
+  CUresult take_stream(CUstream* stream) noexcept;
+  void give_stream(CUstream stream) noexcept;
 
   // cuMemFreeAsync of a spare block on `stream`: the native verdict on freeing there. No waiting.
   CUresult verdict_async(CUstream stream) noexcept;
@@ -65,6 +71,7 @@ class Owner {
   // Two spares: the second one keeps the driver's 2 MiB page of small blocks alive, so that a pair
   // of free and allocate costs 3 us and not 90.
   std::atomic<CUdeviceptr> spares_[2] = {};
+  std::atomic<CUstream> stream_{nullptr};  // the one given back last; it may have work to do yet
   SlabAllocator slabs_;
 };
 

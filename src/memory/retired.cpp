@@ -20,7 +20,8 @@ struct Entry {
   Block block;
   CUevent event;  // NULL: its context is gone, so the work is done
   CUcontext event_context;
-  bool taken;  // some thread is asking its event or releasing it
+  bool taken;    // some thread is asking its event or releasing it
+  bool leaving;  // being released: what lies at its address may be somebody else's by now
   Entry* next;
 };
 
@@ -83,6 +84,19 @@ bool has_come(const Entry& entry) noexcept {
   return entry.event == nullptr || driver::cuEventQuery(entry.event) != CUDA_ERROR_NOT_READY;
 }
 
+void set_leaving(Entry* entry, bool leaving) noexcept {
+  const Guard guard(lock);
+  entry->leaving = leaving;
+}
+
+// A managed block may be refused by the driver: then it waits on.
+bool give_back(Entry* entry) noexcept {
+  set_leaving(entry, true);
+  if (release(entry->block) == CUDA_SUCCESS) return true;
+  set_leaving(entry, false);
+  return false;
+}
+
 template <typename Wanted>
 std::uint64_t reap_where(Wanted wanted) noexcept {
   if (count.load(std::memory_order_relaxed) == 0) return 0;
@@ -93,8 +107,7 @@ std::uint64_t reap_where(Wanted wanted) noexcept {
   while (misses < kMisses) {
     Entry* entry = take_behind(left, wanted);
     if (entry == nullptr) break;
-    // A managed block may be refused by the driver: then it waits on.
-    if (!has_come(*entry) || release(entry->block) != CUDA_SUCCESS) {
+    if (!has_come(*entry) || !give_back(entry)) {
       untake(left);
       left = entry;
       ++misses;
@@ -118,7 +131,7 @@ bool add(const Block& block, CUevent event, CUcontext event_context) noexcept {
   const Guard guard(lock);
   void* node = pool.take();
   if (node == nullptr) return false;
-  append(new (node) Entry{block, event, event_context, false, nullptr});
+  append(new (node) Entry{block, event, event_context, false, false, nullptr});
   return true;
 }
 
@@ -159,7 +172,7 @@ bool covers(CUdeviceptr address) noexcept {
   if (count.load(std::memory_order_relaxed) == 0) return false;
   const Guard guard(lock);
   for (const Entry* entry = head; entry != nullptr; entry = entry->next) {
-    if (address - entry->block.base < entry->block.bytes) return true;
+    if (!entry->leaving && address - entry->block.base < entry->block.bytes) return true;
   }
   return false;
 }

@@ -28,7 +28,7 @@ void wait_for_others() noexcept;
 
 // True for the start of a block that waits here: to the program it is freed already.
 bool contains(CUdeviceptr base) noexcept;
-// True for every address of such a block.
+// True for every address of such a block that is not being released at this moment.
 bool covers(CUdeviceptr address) noexcept;
 
 // Before a context is destroyed: takes out every entry whose block or event it owns, when no other

@@ -8,7 +8,8 @@ CASE(
   for (const char* code : {"1", "217", "999"}) {
     const Result result = run(kPreloaded, "enables", {{"KVSIM_PEER_ACCESS", code}});
     EXPECT_IN(result.ended(0), result.show());
-    EXPECT_IN(result.out == "enable 217\nagain 217\nother direction 217\ncopy 0\n", result.show());
+    EXPECT_IN(result.out == "enable 217\nagain 217\nother direction 217\ncopy 0\nmemset 0\n",
+              result.show());
     EXPECT_IN(result.lines("gets no access to vmm blocks").size() == 2, result.err);
     EXPECT_IN(result.lines("KVSHIM_SMALL=native").size() == 2, result.err);
     // What the driver had enabled is disabled again.
@@ -30,15 +31,17 @@ CASE(
     EXPECT_IN(result.ended(0), result.show());
     EXPECT_IN(result.out.starts_with("enable 0\nagain 704\nother direction 0\n"), result.show());
     const bool off = setting.size() == 2 && setting[1].first == "KVSHIM_PEERS";
-    EXPECT_IN(result.out.ends_with(off ? "copy 1\n" : "copy 0\n"), result.show());
+    EXPECT_IN(result.out.ends_with(off ? "copy 1\nmemset 1\n" : "copy 0\nmemset 0\n"),
+              result.show());
     EXPECT_IN(result.err.empty() && result.count("cuCtxDisablePeerAccess") == 0, result.show());
   }
-  EXPECT(run(kBare, "enables").out == "enable 0\nagain 704\nother direction 0\ncopy 0\n");
+  EXPECT(run(kBare, "enables").out == "enable 0\nagain 704\nother direction 0\ncopy 0\nmemset 0\n");
 }
 CASE("without P2P the driver's own answer stands, and nothing is tried") {
   const Result result = run(kPreloaded, "enables", {{"KVSIM_P2P", "none"}});
   EXPECT_IN(result.ended(0), result.show());
-  EXPECT_IN(result.out == "enable 217\nagain 217\nother direction 217\ncopy 0\n", result.show());
+  EXPECT_IN(result.out == "enable 217\nagain 217\nother direction 217\ncopy 0\nmemset 0\n",
+            result.show());
   EXPECT_IN(result.err.empty() && result.count("cuCtxDisablePeerAccess") == 0, result.show());
 }
 SCENE(enables) {
@@ -55,6 +58,7 @@ SCENE(enables) {
   const CUdeviceptr there = allocate(3 * kMiB);
   const CUresult copied = cuMemcpy(there, here, 3 * kMiB);
   say("copy", copied);  // refused with KVSHIM_PEERS=off
+  say("memset", cuMemsetD8(here, 8, 64));
   unsigned char last = 0;
   OK(cuMemcpyDtoH(&last, there + 3 * kMiB - 1, 1));
   EXPECT(copied != CUDA_SUCCESS || last == 7);

@@ -368,3 +368,56 @@ CHECK_CASE_SIZES("peers", "a batch on a device that has not been used before", i
   EXPECT(std::memcmp(pinned, data.data(), 1024) == 0);
   CALL(cu.cuMemFreeHost(pinned));
 }
+
+CHECK_CASE_SIZES("peers", "a memset of the other device's block, without peer access",
+                 isolated | needs2) {
+  const Block here(size.bytes);
+  CALL(cu.cuMemsetD8(here, 1, size.bytes));
+  CALL(cu.cuCtxSynchronize());
+  {
+    const OnSecond second;
+    const Stream stream;
+    GIVES(0, cu.cuMemsetD8(here, 2, 100));
+    GIVES(0, cu.cuMemsetD16(here + 100, 0x0303, 50));
+    GIVES(0, cu.cuMemsetD32Async(here + 200, 0x04040404, 25, nullptr));
+    GIVES(0, cu.cuMemsetD2D8(here + 512, 100, 5, 60, 4));
+    CALL(cu.cuCtxSynchronize());
+    GIVES(0, cu.cuMemsetD8Async(here + 300, 6, 100, stream));
+    stream.finish();
+    GIVES(1, cu.cuMemsetD8(here.end() - 3, 7, 4));
+  }
+  for (unsigned part = 0; part < 3; ++part) {
+    EXPECT(holds_byte(here + 100 * part, 100, static_cast<std::uint8_t>(2 + part)));
+  }
+  EXPECT(holds_byte(here + 300, 100, 6));
+  for (unsigned row = 0; row < 4; ++row) {
+    EXPECT(holds_byte(here + 512 + 100 * row, 60, 5));
+    EXPECT(holds_byte(here + 512 + 100 * row + 60, 40, 1));
+  }
+}
+
+CHECK_CASE_SIZES("peers", "a batch between the devices that succeeds names no copy",
+                 isolated | needs2) {
+  if (cu.cuMemcpyBatchAsync_v1 == nullptr || cu.cuMemcpy3DBatchAsync_v1 == nullptr) {
+    SKIP("the driver has no batched copies of CUDA 12.8");
+  }
+  const Block here(size.bytes);
+  const OnSecond second;
+  const Stream stream;
+  const Block there(size.bytes);
+  CUdeviceptr to = there, from = here;
+  std::size_t bytes = 64, first = 0, failed = 77;
+  CUmemcpyAttributes order{};
+  order.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM;
+  GIVES(0, cu.cuMemcpyBatchAsync_v1(&to, &from, &bytes, 1, &order, &first, 1, &failed, stream));
+  EXPECT_EQ(failed, std::size_t{77});
+  CUDA_MEMCPY3D_BATCH_OP op{};
+  op.src.type = op.dst.type = CU_MEMCPY_OPERAND_TYPE_POINTER;
+  op.src.op.ptr.ptr = here;
+  op.dst.op.ptr.ptr = there;
+  op.extent = {16, 2, 2};
+  op.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM;
+  GIVES(0, cu.cuMemcpy3DBatchAsync_v1(1, &op, &failed, 0, stream));
+  EXPECT_EQ(failed, std::size_t{77});
+  stream.finish();
+}

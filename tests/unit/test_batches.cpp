@@ -105,6 +105,35 @@ TEST_CASE("one copy past the end of its block: the batch is refused, with the co
   CHECK(copies::judge(BoxBatch{ops, 2, 0, machine.stream}, &machine.which) == Verdict::refused);
 }
 
+TEST_CASE("a batch that is wrong as a whole is the driver's to refuse, whatever its copies are") {
+  TwoDevices machine;
+  machine.add(machine.second_block, machine.second_block + 4096);
+  machine.add(machine.second_block, machine.second_block + kMiB2 - 63);
+  const auto verdict = [&](const LinearBatch& batch) {
+    return copies::judge(batch, &machine.which);
+  };
+  LinearBatch batch = machine.batch();
+  CHECK(verdict(batch) == Verdict::refused);
+  machine.which = 77;
+  batch.kinds = 0;
+  CHECK(verdict(batch) == Verdict::forward);
+  batch.kinds = 1;
+  batch.stream = CU_STREAM_LEGACY;
+  CHECK(verdict(batch) == Verdict::forward);
+  const CUmemcpyAttributes two[] = {machine.order, machine.order};
+  std::size_t first[] = {0, 0};
+  batch = machine.batch();
+  batch.attributes = two;
+  batch.first = first;
+  batch.kinds = 2;
+  CHECK(verdict(batch) == Verdict::forward);
+  machine.order.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_INVALID;
+  CHECK(verdict(machine.batch()) == Verdict::forward);
+  CHECK(machine.which == 77);
+  first[1] = 1;
+  CHECK(verdict(batch) == Verdict::refused);
+}
+
 TEST_CASE("without P2P every copy of the batch is made, by whichever way") {
   TwoDevices machine;
   char host[64];

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <thread>
 #include <vector>
@@ -415,6 +416,222 @@ TEST_CASE("a rectangle ends where its blocks end") {
   CHECK(verdict() == Verdict::ours);
   what.Height = 0;
   CHECK(verdict() == Verdict::forward);
+}
+
+TEST_CASE("a device that may not reach a block has it set all the same, in stream order") {
+  for (const int p2p : {1, 0}) {
+    for (const unsigned width : {1u, 2u, 4u}) {
+      for (const std::size_t rows : {1, 3}) {
+        CAPTURE(p2p, width, rows);
+        Machine machine;
+        kvsim_set_p2p(1, 0, p2p);
+        const CUdeviceptr block = machine.allocated(0, 3 * kMiB2);
+        put(block, 1, 4096);
+        machine.on(1);
+        const engine::Memset request{
+            block, 1024, 512 / width, rows, {0x09090909, width}, CU_STREAM_LEGACY, true};
+        CUresult code = CUDA_ERROR_UNKNOWN;
+        CHECK_FALSE(engine::memset(request, &code));
+        CHECK(engine::retry(request, &code) == Retry::again);
+        if (p2p == 0) {
+          CHECK(engine::retry(request, &code) == Retry::done);
+          CHECK(code == CUDA_SUCCESS);
+          REQUIRE(cuStreamSynchronize(CU_STREAM_LEGACY) == CUDA_SUCCESS);
+          for (std::size_t row = 0; row < rows; ++row) {
+            CHECK(holds(block + 1024 * row, 9, 512));
+            CHECK(holds(block + 1024 * row + 512, 1, 512));
+          }
+        } else {
+          CHECK(access(block) == Devices{0, 1});
+        }
+        // Nothing to try at home, nor while the stream captures.
+        CUstream stream = nullptr;
+        REQUIRE(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
+        REQUIRE(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
+        engine::Memset captured = request;
+        captured.stream = stream;
+        CHECK(engine::retry(captured, &code) == Retry::stands);
+        CUgraph graph = nullptr;
+        CHECK(cuStreamEndCapture(stream, &graph) == CUDA_SUCCESS);
+        cuGraphDestroy(graph);
+        cuStreamDestroy(stream);
+        machine.on(0);
+        CHECK(engine::retry(request, &code) == Retry::stands);
+      }
+    }
+  }
+}
+
+namespace {
+
+bool comes(CUstream stream) {
+  for (int i = 0; i < 2000 && cuStreamQuery(stream) == CUDA_ERROR_NOT_READY; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return cuStreamQuery(stream) == CUDA_SUCCESS;
+}
+
+// Created and not destroyed since the test began, those included that were refused.
+std::uint64_t streams() {
+  return kvsim_log_count("cuStreamCreate") - kvsim_log_count("cuStreamDestroy_v2");
+}
+
+void wait_for_flag(void* flag) {
+  while (!static_cast<std::atomic<bool>*>(flag)->load()) std::this_thread::yield();
+}
+
+// Without P2P: host memory and a block of device 0, in a stream of device 1.
+struct Detour : Machine {
+  Detour() {
+    kvsim_set_p2p(1, 0, 0);
+    block = allocated(0, 3 * kMiB2);
+    on(1);
+    REQUIRE(cuMemAllocHost(&pinned, 4096) == CUDA_SUCCESS);
+    REQUIRE(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
+    REQUIRE(peers::use(1));
+  }
+  ~Detour() {
+    cuStreamDestroy(stream);
+    cuMemFreeHost(pinned);
+  }
+  CUresult read(CUstream in) {
+    CUresult code = CUDA_ERROR_UNKNOWN;
+    const Linear request{reinterpret_cast<CUdeviceptr>(pinned), block, 64, in, false};
+    CHECK(copies::retry(request, &code) == Retry::done);
+    return code;
+  }
+  CUdeviceptr block = 0;
+  void* pinned = nullptr;
+  CUstream stream = nullptr;
+};
+
+}  // namespace
+
+TEST_CASE("a copy made for another device is in no stream of the program's") {
+  Detour machine;
+  machine.on(0);
+  REQUIRE(cuStreamBeginCapture(CU_STREAM_PER_THREAD, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL) ==
+          CUDA_SUCCESS);
+  machine.on(1);
+  CHECK(machine.read(machine.stream) == CUDA_SUCCESS);
+  machine.on(0);
+  CUgraph graph = nullptr;
+  CHECK(cuStreamEndCapture(CU_STREAM_PER_THREAD, &graph) == CUDA_SUCCESS);
+  std::size_t nodes = 7;
+  CHECK(cuGraphGetNodes(graph, nullptr, &nodes) == CUDA_SUCCESS);
+  CHECK(nodes == 0);
+  cuGraphDestroy(graph);
+}
+
+TEST_CASE("copies made for two streams do not wait for each other, and leave one stream behind") {
+  Detour machine;
+  const auto before = streams();
+  CUstream other = nullptr;
+  REQUIRE(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
+  std::atomic<bool> flag{false};
+  REQUIRE(cuLaunchHostFunc(machine.stream, wait_for_flag, &flag) == CUDA_SUCCESS);
+  CHECK(machine.read(machine.stream) == CUDA_SUCCESS);
+  CHECK(machine.read(other) == CUDA_SUCCESS);
+  CHECK(comes(other));
+  flag = true;
+  CHECK(comes(machine.stream));
+  for (int i = 0; i < 50; ++i) CHECK(machine.read(i % 2 == 0 ? other : machine.stream) == 0);
+  CHECK(comes(machine.stream));
+  cuStreamDestroy(other);
+  CHECK(streams() == before + 1);
+  // It goes with its context, and another one comes with the next.
+  const auto destruction = engine::before_destroy(machine.contexts[0]);
+  REQUIRE(cuDevicePrimaryCtxReset(0) == CUDA_SUCCESS);
+  engine::after_destroy(destruction, true);
+  REQUIRE(cuDevicePrimaryCtxRetain(&machine.contexts[0], 0) == CUDA_SUCCESS);
+  machine.block = machine.allocated(0, kMiB2);
+  machine.on(1);
+  CHECK(machine.read(machine.stream) == CUDA_SUCCESS);
+}
+
+TEST_CASE("a copy made for another device that fails on its way leaves nothing behind") {
+  for (const char* rule : {"cuStreamCreate:1:2", "cuEventCreate:1:2", "cuEventCreate:2:2",
+                           "cuStreamWaitEvent:1:2", "cuEventRecord:2:2"}) {
+    CAPTURE(rule);
+    Detour machine;
+    const auto before = streams() + (std::string(rule) == "cuStreamCreate:1:2" ? 1 : 0);
+    REQUIRE(kvsim_fail(rule) == 0);
+    CHECK(machine.read(machine.stream) == CUDA_ERROR_OUT_OF_MEMORY);
+    kvsim_fail_none();
+    CHECK(streams() <= before + 1);
+    CHECK(kvsim_log_count("cuEventDestroy_v2") <= 2);
+    CHECK(machine.read(machine.stream) == CUDA_SUCCESS);
+    CHECK(streams() == before + 1);
+    CHECK(comes(machine.stream));
+  }
+}
+
+TEST_CASE("a copy made for another device refuses what its named form refuses") {
+  Detour machine;
+  std::vector<unsigned char> host(64, 3);
+  const auto address = reinterpret_cast<CUdeviceptr>(host.data());
+  const auto made = [&](CUdeviceptr to, CUdeviceptr from, copies::Form form) {
+    CUresult code = CUDA_ERROR_UNKNOWN;
+    CHECK(copies::retry(Linear{to, from, 64, machine.stream, true, form}, &code) == Retry::done);
+    return code;
+  };
+  const CUdeviceptr block = machine.block;
+  CHECK(made(block, address, copies::Form::on_device) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(made(address, block, copies::Form::on_device) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(made(address, block, copies::Form::to_device) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(made(block, address, copies::Form::to_host) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(made(block, address, copies::Form::to_device) == CUDA_SUCCESS);
+  CHECK(made(address, block, copies::Form::to_host) == CUDA_SUCCESS);
+  CHECK(made(block, address, copies::Form::any) == CUDA_SUCCESS);
+}
+
+TEST_CASE("a side called host memory that is a block has its end, and is reached like one") {
+  Detour machine;
+  const CUdeviceptr small = machine.allocated(1, 1000);
+  put(machine.block, 5, 1000);
+  CUDA_MEMCPY2D what{};
+  what.srcMemoryType = what.dstMemoryType = CU_MEMORYTYPE_HOST;
+  what.srcHost = reinterpret_cast<void*>(machine.block);
+  what.dstHost = reinterpret_cast<void*>(small);
+  what.srcPitch = what.dstPitch = what.WidthInBytes = 100;
+  what.Height = 10;
+  const copies::Rectangle request{&what, machine.stream, true};
+  CHECK(copies::judge(request) == Verdict::ours);
+  CUresult code = CUDA_ERROR_UNKNOWN;
+  CHECK(copies::retry(request, &code) == Retry::done);
+  CHECK(code == CUDA_SUCCESS);
+  REQUIRE(cuStreamSynchronize(machine.stream) == CUDA_SUCCESS);
+  CHECK(holds(small, 5, 1000));
+  what.Height = 11;
+  CHECK(copies::judge(request) == Verdict::refused);
+  CUDA_MEMCPY3D box{};
+  box.srcMemoryType = box.dstMemoryType = CU_MEMORYTYPE_HOST;
+  box.srcHost = machine.pinned;
+  box.dstHost = what.dstHost;
+  box.srcPitch = box.dstPitch = box.WidthInBytes = 100;
+  box.srcHeight = box.dstHeight = box.Height = 5;
+  box.Depth = 2;
+  CHECK(copies::judge(copies::Box{&box, machine.stream, true}) == Verdict::ours);
+  box.Depth = 3;
+  CHECK(copies::judge(copies::Box{&box, machine.stream, true}) == Verdict::refused);
+}
+
+TEST_CASE("a block freed in stream order takes no copy and no memset any more") {
+  Machine machine;
+  const CUdeviceptr live = machine.allocated(0, 3 * kMiB2);
+  const CUdeviceptr block = machine.allocated(0, 3 * kMiB2);
+  CUresult code = CUDA_ERROR_UNKNOWN;
+  REQUIRE(engine::free_async(block, CU_STREAM_LEGACY, &code));
+  REQUIRE(code == CUDA_SUCCESS);
+  CHECK(copies::judge({live, block + 5, 64, CU_STREAM_LEGACY, true}) == Verdict::refused);
+  CHECK(copies::judge({block, live, 64, CU_STREAM_LEGACY, true}) == Verdict::refused);
+  CHECK(engine::memset({block + 8, 0, 4, 1, {0, 1}, CU_STREAM_LEGACY, true}, &code));
+  CHECK(code == CUDA_ERROR_INVALID_VALUE);
+  // Released, what lies there is nobody's business.
+  REQUIRE(cuCtxSynchronize() == CUDA_SUCCESS);
+  REQUIRE(retired::reap(nullptr) != 0);
+  CHECK(copies::judge({block, block, 64, CU_STREAM_LEGACY, true}) == Verdict::forward);
+  CHECK_FALSE(engine::memset({block, 0, 4, 1, {0, 1}, CU_STREAM_LEGACY, true}, &code));
 }
 
 TEST_CASE("a forked child begins without peers") {
