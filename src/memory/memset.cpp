@@ -155,7 +155,7 @@ bool memset(const Memset& request, CUresult* result) noexcept {
 Retry retry(const Memset& request, CUresult* result) noexcept {
   Block block;
   if (options().peers == PeerPolicy::off ||
-      registry::find(request.destination, &block) != Place::block || block.kind != Kind::vmm ||
+      registry::find(request.destination, &block) != Place::block || !is_mapping(block.kind) ||
       only_the_driver(request.stream)) {
     return Retry::stands;
   }
