@@ -81,7 +81,6 @@ KVSHIM_DRIVER_FUNCTION(cuMemcpy3DAsync_v2, const CUDA_MEMCPY3D*, CUstream);
 KVSHIM_DRIVER_FUNCTION(cuMemcpy3DPeerAsync, const CUDA_MEMCPY3D_PEER*, CUstream);
 KVSHIM_DRIVER_FUNCTION(cuMemcpyPeerAsync, CUdeviceptr, CUcontext, CUdeviceptr, CUcontext,
                        std::size_t, CUstream);
-KVSHIM_DRIVER_FUNCTION(cuMemsetD8Async, CUdeviceptr, unsigned char, std::size_t, CUstream);
 KVSHIM_DRIVER_FUNCTION(cuPointerGetAttribute, void*, CUpointer_attribute, CUdeviceptr);
 KVSHIM_DRIVER_FUNCTION(cuStreamCreate, CUstream*, unsigned);
 KVSHIM_DRIVER_FUNCTION(cuStreamDestroy_v2, CUstream);
