@@ -410,8 +410,10 @@ SCENE(primaries_end) {
     }
     const CUdeviceptr ptr = allocate(3 * kMiB);
     OK(cuDevicePrimaryCtxRelease(0));
-    unsigned type = 0;
-    alive += cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, ptr) == CUDA_SUCCESS;
+    // The other thread may have a small block there by now.
+    std::size_t bytes = 0;
+    alive += cuPointerGetAttribute(&bytes, CU_POINTER_ATTRIBUTE_RANGE_SIZE, ptr) == CUDA_SUCCESS &&
+             bytes == 3 * kMiB;
     OK(cuCtxSetCurrent(nullptr));
   }
   stop = true;
