@@ -1,4 +1,5 @@
-// See engine.h. How a block is made and unmade; src/README.md has the way of a call through here.
+// See engine.h. What happens around the making and the end of a block; src/README.md has the way of
+// a call through here.
 #include "memory/engine.h"
 
 #include <pthread.h>
@@ -15,10 +16,8 @@
 #include "driver/errors.h"
 #include "driver/host_memory.h"
 #include "driver/peers.h"
-#include "memory/kinds/host.h"
-#include "memory/kinds/managed.h"
-#include "memory/kinds/vmm.h"
 #include "memory/listener.h"
+#include "memory/make.h"
 #include "memory/owner.h"
 #include "memory/peers.h"
 #include "memory/registry.h"
@@ -73,96 +72,6 @@ CUresult verdict() noexcept {
   return driver::cuMemFree_v2(0);
 }
 
-CUresult make_vmm(Owner& owner, std::uint64_t bytes, Block* block) noexcept {
-  driver::Device& device = owner.device();
-  if (!device.vmm()) return CUDA_ERROR_NOT_SUPPORTED;
-  CUresult code;
-  if (bytes < device.granularity()) {
-    SlabAllocator::Place place;
-    code = owner.slabs().allocate(device, bytes, &place);
-    if (code == CUDA_SUCCESS) {
-      block->base = place.base;
-      block->slab = place.slab;
-    }
-  } else {
-    code = vmm::create(device, bytes, &block->mapping);
-    if (code == CUDA_SUCCESS) block->base = block->mapping.base;
-  }
-  return code;
-}
-
-CUresult make_host(Owner& owner, std::uint64_t bytes, Block* block) noexcept {
-  const CUresult code = host::create(owner.device(), bytes, &block->mapping, &block->spilled);
-  if (code == CUDA_SUCCESS) block->base = block->mapping.base;
-  return code;
-}
-
-CUresult make(Kind kind, Owner& owner, std::uint64_t bytes, Block* block) noexcept {
-  block->kind = kind;
-  switch (kind) {
-    case Kind::host:
-      return make_host(owner, bytes, block);
-    case Kind::managed:
-      return managed::create(owner.device(), bytes, &block->base, &block->spilled);
-    case Kind::vmm:
-      return make_vmm(owner, bytes, block);
-    case Kind::native:
-      break;
-  }
-  return driver::cuMemAlloc_v2(&block->base, bytes);
-}
-
-// From the routed kind down to native. A kind that a device lacks falls to the next one; out of
-// memory is tried again once with the cache emptied, and then natively.
-CUresult make_or_fall(Kind wanted, Owner& owner, std::uint64_t bytes, Block* block) noexcept {
-  Kind kind = wanted;
-  if (kind == Kind::host) {
-    CUresult code = make(kind, owner, bytes, block);
-    if (code == CUDA_ERROR_OUT_OF_MEMORY && make_room()) code = make(kind, owner, bytes, block);
-    if (!driver::Device::is_refusal(code)) return code;
-    kind = Kind::managed;
-  }
-  if (kind == Kind::managed) {
-    CUresult code = make(kind, owner, bytes, block);
-    if (code != CUDA_SUCCESS && retired::reap_managed() != 0) {
-      code = make(kind, owner, bytes, block);
-    }
-    if (code != CUDA_ERROR_NOT_SUPPORTED) return code;
-    kind = Kind::vmm;
-  }
-  CUresult code = make(kind, owner, bytes, block);
-  if (code == CUDA_ERROR_OUT_OF_MEMORY && make_room()) code = make(kind, owner, bytes, block);
-  const bool may_fall = code == CUDA_ERROR_OUT_OF_MEMORY || driver::Device::is_refusal(code);
-  if (kind == Kind::vmm && may_fall) code = make(Kind::native, owner, bytes, block);
-  return code;
-}
-
-// Blocks that share a page of the device are no host blocks: nobody needs a page of host memory
-// each. They become `instead`.
-Kind suited(Kind kind, std::uint64_t bytes, const driver::Device& device, Kind instead) noexcept {
-  return kind == Kind::host && bytes < device.granularity() ? instead : kind;
-}
-
-// A block that device memory cannot take goes to host memory instead of failing, where the user
-// wants that. Out of memory there too is the same 2.
-CUresult make_or_spill(Route* route, Owner& owner, std::uint64_t bytes, Block* block) noexcept {
-  CUresult code = make_or_fall(route->kind, owner, bytes, block);
-  if (code == CUDA_SUCCESS && block->kind != route->kind) route->why = Why::fallback;
-  if (code != CUDA_ERROR_OUT_OF_MEMORY || uses_host(route->kind) || !may_spill(bytes, options())) {
-    return code;
-  }
-  const Kind spilled = suited(spill_kind(options()), bytes, owner.device(), Kind::managed);
-  code = make_or_fall(spilled, owner, bytes, block);
-  if (code != CUDA_SUCCESS) return code;
-  route->why = block->kind == spilled ? Why::pressure : Why::fallback;
-  static constinit log::Once said[driver::kMaxDevices];
-  if (block->kind == spilled && said[owner.device().ordinal()].first()) {
-    log::info("device {} is full: from now on blocks become {} while it is (KVSHIM_SPILL)",
-              owner.device().ordinal(), kind_name(spilled));
-  }
-  return code;
-}
-
 // A framework that takes most of the device in one block makes every decision about it an all or
 // nothing.
 void call_out_large(std::uint64_t bytes, const driver::Device& device, Kind kind) noexcept {
@@ -203,6 +112,17 @@ void note_largest_small(std::uint64_t bytes) noexcept {
   }
 }
 
+Route plan(std::uint64_t bytes, const driver::Device& device) noexcept {
+  Route way = route(bytes, device.ordinal(), options());
+  way.kind = suited(way.kind, bytes, device, Kind::vmm);
+  return way;
+}
+
+void note_size(std::uint64_t bytes, const driver::Device& device, Kind kind) noexcept {
+  if (options().threshold != kNever && !over_threshold(bytes, options())) note_largest_small(bytes);
+  call_out_large(bytes, device, kind);
+}
+
 }  // namespace
 
 void note_use() noexcept {
@@ -232,8 +152,7 @@ CUresult allocate(CUdeviceptr* out, std::size_t bytes) noexcept {
   peers::use(owner->device().ordinal());
   retired::reap(nullptr);
 
-  Route way = route(bytes, owner->device().ordinal(), options());
-  way.kind = suited(way.kind, bytes, owner->device(), Kind::vmm);
+  Route way = plan(bytes, owner->device());
   const Kind wanted = way.kind;
   Block block;
   block.bytes = bytes;
@@ -256,8 +175,7 @@ CUresult allocate(CUdeviceptr* out, std::size_t bytes) noexcept {
   }
   tally::add(block, way);
   if (way.why == Why::fallback) counters.fallbacks.fetch_add(1, std::memory_order_relaxed);
-  if (options().threshold != kNever && !over_threshold(bytes, options())) note_largest_small(bytes);
-  call_out_large(bytes, owner->device(), block.kind);
+  note_size(bytes, owner->device(), block.kind);
   log::debug("{} bytes on device {} became {} at {:#x} ({})", bytes, owner->device().ordinal(),
              kind_name(block.kind), block.base, why_text(way).text);
   *out = block.base;
@@ -285,8 +203,7 @@ void note_dry(CUdeviceptr base, std::size_t bytes) noexcept {
   note_use();
   Owner* owner = nullptr;
   if (owners.current(&owner) != CUDA_SUCCESS || !registry::reserve()) return;
-  Route way = route(bytes, owner->device().ordinal(), options());
-  way.kind = suited(way.kind, bytes, owner->device(), Kind::vmm);
+  Route way = plan(bytes, owner->device());
   Block block;
   block.base = base;
   block.bytes = bytes;
@@ -294,8 +211,7 @@ void note_dry(CUdeviceptr base, std::size_t bytes) noexcept {
   block.planned = way.kind;
   registry::insert(block);
   tally::add(block, way);
-  if (options().threshold != kNever && !over_threshold(bytes, options())) note_largest_small(bytes);
-  call_out_large(bytes, owner->device(), way.kind);
+  note_size(bytes, owner->device(), way.kind);
   log::debug("{} bytes on device {} at {:#x} would have become {} ({})", bytes,
              owner->device().ordinal(), base, kind_name(way.kind), why_text(way).text);
 }
