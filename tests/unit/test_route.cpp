@@ -4,6 +4,7 @@
 
 #include "base/options.h"
 #include "base/sizes.h"
+#include "changed_options.h"
 #include "sim_fixture.h"
 
 using namespace kvshim;
@@ -12,23 +13,6 @@ namespace {
 
 constexpr std::size_t kLarge = std::size_t{64} << 20;  // KVSHIM_THRESHOLD of this test
 constexpr CUdeviceptr kUntouched = 0xabcdef;
-
-// Options are constant in a process; a test changes them for its own time.
-class With {
- public:
-  With() : now_(const_cast<Options&>(options())), saved_(now_) { tally::forget(); }
-  ~With() { now_ = saved_; }
-  Options* operator->() { return &now_; }
-  void rules(const char* text) {
-    RuleError error;
-    INFO(text);
-    REQUIRE(parse_rules(text, &now_.rules, &error));
-  }
-
- private:
-  Options& now_;
-  Options saved_;
-};
 
 CUdeviceptr allocated(std::size_t bytes) {
   CUdeviceptr out = 0;

@@ -4,6 +4,7 @@
 
 #include "base/options.h"
 #include "base/sizes.h"
+#include "changed_options.h"
 #include "memory/route.h"
 #include "sim_fixture.h"
 
@@ -15,23 +16,6 @@ constexpr std::uint64_t kLimit = 192 * kMiB;  // of one device
 constexpr std::size_t kBlock = 64 * kMiB;
 constexpr std::size_t kPiece = 16 * kMiB;
 constexpr CUdeviceptr kUntouched = 0xabcdef;
-
-// Options are constant in a process; a test changes them for its own time.
-class With {
- public:
-  With() : now_(const_cast<Options&>(options())), saved_(now_) {}
-  ~With() { now_ = saved_; }
-  Options* operator->() { return &now_; }
-  void rules(const char* text) {
-    RuleError error;
-    INFO(text);
-    REQUIRE(parse_rules(text, &now_.rules, &error));
-  }
-
- private:
-  Options& now_;
-  Options saved_;
-};
 
 CUdeviceptr have(std::size_t bytes) {
   CUdeviceptr ptr = 0;
