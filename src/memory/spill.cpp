@@ -234,15 +234,17 @@ bool Promise::ask() noexcept {
 }
 
 void Promise::say(LogLevel level, const char* when) const noexcept {
+  // Where rules or pressure have sent the block here, the kind of large ones changes nothing.
+  const bool large = options().rules.count == 0 && options().spill == SpillPolicy::threshold;
   log::print(level,
              "a {} block of {} bytes ({}) refused: {} leaves {} bytes ({}), {} are promised to "
-             "other blocks, {} stay in reserve: {} bytes for it ({}). KVSHIM_LARGE=vmm takes "
-             "device memory",
+             "other blocks, {} stay in reserve: {} bytes for it ({}){}",
              kind_, bytes_, format_size(bytes_).c_str(), budget_.limited_by,
              budget_.available + budget_.claimed,
              format_size(budget_.available + budget_.claimed).c_str(),
              format_size(budget_.claimed).c_str(), format_size(reserve_).c_str(),
-             less(budget_.available, reserve_), when);
+             less(budget_.available, reserve_), when,
+             large ? ". KVSHIM_LARGE=vmm takes device memory" : "");
 }
 
 void Promise::refuse(LogLevel level) const noexcept {

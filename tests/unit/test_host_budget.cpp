@@ -164,6 +164,18 @@ TEST_CASE("the line of a refusal says what was asked, what is left, by which lim
         "memory\n");
 }
 
+TEST_CASE("no remedy by the kind of large blocks where pressure has sent the block to the host") {
+  const auto child = test::in_child({{"KVSHIM_SPILL", "pressure"}, {"KVSHIM_LOG", "warn"}}, [] {
+    Root root;
+    root.write("/proc/meminfo", "MemAvailable:     512000 kB\n");
+    host_budget::look_below(root.path());
+    spill::Promise(0, 800 * kMiB, "managed").refuse(LogLevel::warn);
+    return 0;
+  });
+  CHECK(child.lines().find("refused") != std::string::npos);
+  CHECK(child.lines().find("KVSHIM_LARGE") == std::string::npos);
+}
+
 TEST_CASE(
     "without an option a twentieth stays in reserve, 128 MiB to 16 GiB; no limit is no limit") {
   const auto child = test::in_child({{"KVSHIM_LOG", "off"}}, [] {
