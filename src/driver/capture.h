@@ -22,4 +22,12 @@ class RelaxedCapture {
   bool exchanged_;
 };
 
+// True where the driver must have the word, whatever we think: the stream captures, a capture
+// elsewhere forbids the call, the thread has no context, the stream is no stream.
+inline bool only_the_driver(CUstream stream) noexcept {
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  return cuStreamIsCapturing(stream, &status) != CUDA_SUCCESS ||
+         status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
 }  // namespace kvshim::driver

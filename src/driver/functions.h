@@ -64,14 +64,6 @@ KVSHIM_DRIVER_FUNCTION(cuMemImportFromShareableHandle, CUmemGenericAllocationHan
 KVSHIM_DRIVER_FUNCTION(cuMemGetAllocationPropertiesFromHandle, CUmemAllocationProp*,
                        CUmemGenericAllocationHandle);
 KVSHIM_DRIVER_FUNCTION(cuMemsetD8Async, CUdeviceptr, unsigned char, std::size_t, CUstream);
-KVSHIM_DRIVER_FUNCTION(cuMemsetD16Async, CUdeviceptr, unsigned short, std::size_t, CUstream);
-KVSHIM_DRIVER_FUNCTION(cuMemsetD32Async, CUdeviceptr, unsigned, std::size_t, CUstream);
-KVSHIM_DRIVER_FUNCTION(cuMemsetD2D8Async, CUdeviceptr, std::size_t, unsigned char, std::size_t,
-                       std::size_t, CUstream);
-KVSHIM_DRIVER_FUNCTION(cuMemsetD2D16Async, CUdeviceptr, std::size_t, unsigned short, std::size_t,
-                       std::size_t, CUstream);
-KVSHIM_DRIVER_FUNCTION(cuMemsetD2D32Async, CUdeviceptr, std::size_t, unsigned, std::size_t,
-                       std::size_t, CUstream);
 KVSHIM_DRIVER_FUNCTION(cuMemcpyAsync, CUdeviceptr, CUdeviceptr, std::size_t, CUstream);
 KVSHIM_DRIVER_FUNCTION(cuMemcpyHtoDAsync_v2, CUdeviceptr, const void*, std::size_t, CUstream);
 KVSHIM_DRIVER_FUNCTION(cuMemcpyDtoHAsync_v2, void*, CUdeviceptr, std::size_t, CUstream);

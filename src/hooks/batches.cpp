@@ -11,17 +11,13 @@ using driver::StreamZero;
 
 namespace {
 
-// What stays in a place that the driver has not written to: no batch has as many copies.
-constexpr std::size_t kUntouched = ~std::size_t{1};
-
-// `failed`: where the program wants to know which copy failed, or NULL; `real` takes it. A refusal
-// that is not the last word must not show there.
+// `failed`: where the program wants to know which copy failed, or NULL; `real` takes it. Of a batch
+// that succeeds the driver names none.
 template <typename Batch, typename Real>
 CUresult run(const Batch& batch, std::size_t* failed, Real real) {
   const Reentry guard;
   if (pass_through(guard)) return real(failed);
   std::size_t which = 0;
-  std::size_t named = kUntouched;
   CUresult code = CUDA_ERROR_INVALID_VALUE;
   switch (copies::judge(batch, &which)) {
     case Verdict::forward:
@@ -30,12 +26,11 @@ CUresult run(const Batch& batch, std::size_t* failed, Real real) {
     case Verdict::refused:
       break;
     case Verdict::ours:
-      code = real(failed != nullptr ? &named : nullptr);
+      code = real(failed);
       if (code == CUDA_ERROR_INVALID_VALUE && copies::one_by_one(batch, &which, &code)) break;
-      if (named != kUntouched) *failed = named;
       return code == CUDA_SUCCESS ? copies::read_in_call(batch) : code;
   }
-  if (code != CUDA_SUCCESS && failed != nullptr) *failed = which;
+  if (failed != nullptr) *failed = code == CUDA_SUCCESS ? copies::kNoCopy : which;
   return code;
 }
 

@@ -13,10 +13,7 @@ CUresult set(const engine::Memset& request, Real real) {
   CUresult result = CUDA_SUCCESS;
   if (pass_through(guard)) return real();
   if (engine::memset(request, &result)) return result;
-  do {
-    result = real();
-  } while (result == CUDA_ERROR_INVALID_VALUE && engine::retry(request, &result) == Retry::again);
-  return result;
+  return real();
 }
 
 template <typename Value>

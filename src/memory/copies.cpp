@@ -3,6 +3,7 @@
 
 #include "base/log.h"
 #include "base/options.h"
+#include "driver/capture.h"
 #include "driver/contexts.h"
 #include "memory/detour.h"
 #include "memory/owner.h"
@@ -43,7 +44,7 @@ Verdict judge_both(const Stretch& to, const Stretch& from, CUstream stream) noex
   const Verdict a = judge_spot(at_to, to.bytes);
   const Verdict b = judge_spot(at_from, from.bytes);
   const Verdict worse = a > b ? a : b;
-  return worse == Verdict::refused && only_the_driver(stream) ? Verdict::forward : worse;
+  return worse == Verdict::refused && driver::only_the_driver(stream) ? Verdict::forward : worse;
 }
 
 // One side of a copy that the driver has refused.
@@ -84,7 +85,7 @@ struct Crossing {
 
 Crossing crossing_of(const Side& to, const Side& from, CUstream stream) noexcept {
   if (options().peers == PeerPolicy::off || (to.vmm == nullptr && from.vmm == nullptr) ||
-      only_the_driver(stream)) {
+      driver::only_the_driver(stream)) {
     return {};
   }
   Crossing crossing;

@@ -1,5 +1,5 @@
-// Work in a context of one device on a vmm block of another one, which the driver has refused with
-// 1 for want of access: what copies and memsets have in common.
+// A copy in a context of one device with a vmm block of another one, which the driver has refused
+// with 1 for want of access: the same copy by another way.
 #pragma once
 
 #include "driver/capture.h"
@@ -11,10 +11,6 @@ namespace kvshim {
 // What follows on a refusal. `again`: ask the driver once more (a device has gained access);
 // `done`: carried out another way, with its own result; `stands`: the 1 is right.
 enum class Retry : unsigned char { stands, again, done };
-
-// True where the driver must have the word, whatever we think: the stream captures, a capture
-// elsewhere forbids the call, the thread has no context, the stream is no stream.
-bool only_the_driver(CUstream stream) noexcept;
 
 // The context that the stream's work runs in.
 struct Running {

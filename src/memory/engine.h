@@ -95,9 +95,6 @@ struct Memset {
 // Carries it out by the CPU in stream order, if it is for a managed block and the CPU should; or
 // answers "invalid value" for one that runs past the end of a vmm block. False: the driver's turn.
 bool memset(const Memset& request, CUresult* result) noexcept;
-// After the driver has answered 1: in a context of one device, native memory of another one can be
-// set without any call, VMM memory without access for that device cannot.
-Retry retry(const Memset& request, CUresult* result) noexcept;
 void forget_memset_jobs() noexcept;  // in a forked child
 
 // Gives cached memory back to the driver; returns the bytes.

@@ -10,10 +10,8 @@
 #include "base/options.h"
 #include "base/pool.h"
 #include "driver/capture.h"
-#include "memory/detour.h"
 #include "memory/engine.h"
 #include "memory/owner.h"
-#include "memory/peers.h"
 #include "memory/registry.h"
 #include "memory/residency.h"
 #include "memory/retired.h"
@@ -87,28 +85,6 @@ bool extent(const Memset& request, std::uint64_t* bytes) noexcept {
          !__builtin_add_overflow(above, row, bytes);
 }
 
-// The driver's own, in `stream`.
-CUresult set_by_driver(const Memset& request, CUstream stream) noexcept {
-  const CUdeviceptr to = request.destination;
-  const std::size_t pitch = request.pitch;
-  const std::size_t width = request.width;
-  const std::size_t height = request.height;
-  const std::uint32_t value = request.pattern.value;
-  const auto byte = static_cast<unsigned char>(value);
-  const auto half = static_cast<unsigned short>(value);
-  switch (request.pattern.width) {
-    case 1:
-      return height == 1 ? driver::cuMemsetD8Async(to, byte, width, stream)
-                         : driver::cuMemsetD2D8Async(to, pitch, byte, width, height, stream);
-    case 2:
-      return height == 1 ? driver::cuMemsetD16Async(to, half, width, stream)
-                         : driver::cuMemsetD2D16Async(to, pitch, half, width, height, stream);
-    default:
-      return height == 1 ? driver::cuMemsetD32Async(to, value, width, stream)
-                         : driver::cuMemsetD2D32Async(to, pitch, value, width, height, stream);
-  }
-}
-
 }  // namespace
 
 bool memset(const Memset& request, CUresult* result) noexcept {
@@ -131,7 +107,7 @@ bool memset(const Memset& request, CUresult* result) noexcept {
   if (inside && !by_cpu(block)) return false;
   // While anything captures that this stream takes part in, the native call makes the native node,
   // or fails in the native way.
-  if (only_the_driver(request.stream)) return false;
+  if (driver::only_the_driver(request.stream)) return false;
   if (!inside) {
     *result = CUDA_ERROR_INVALID_VALUE;
     return true;
@@ -146,30 +122,11 @@ bool memset(const Memset& request, CUresult* result) noexcept {
   }
   // Another thread may have begun a capture of this very stream meanwhile: then the job is a node
   // now.
-  if (only_the_driver(request.stream)) job->node_of_a_graph.store(true, std::memory_order_release);
+  if (driver::only_the_driver(request.stream))
+    job->node_of_a_graph.store(true, std::memory_order_release);
   log::debug("memset of {} bytes at {:#x} by the CPU, in stream order", bytes, request.destination);
   *result = request.wait ? wait_for(request.stream) : CUDA_SUCCESS;
   return true;
-}
-
-Retry retry(const Memset& request, CUresult* result) noexcept {
-  Block block;
-  if (options().peers == PeerPolicy::off ||
-      registry::find(request.destination, &block) != Place::block || !is_mapping(block.kind) ||
-      only_the_driver(request.stream)) {
-    return Retry::stands;
-  }
-  const Running running = running_in(request.stream);
-  if (running.device < 0 || running.device == block.owner->device().ordinal()) {
-    return Retry::stands;
-  }
-  if (peers::use(running.device)) return Retry::again;
-  // A memset of device memory does not wait, in the blocking forms neither.
-  *result = detour(running, request.stream, false, *block.owner,
-                   [&](CUstream stream) { return set_by_driver(request, stream); });
-  log::debug("a memset in a context of device {} was carried out for it: {}", running.device,
-             static_cast<int>(*result));
-  return Retry::done;
 }
 
 void forget_memset_jobs() noexcept {

@@ -179,11 +179,12 @@ CUresult open_first(const IpcHandle& handle, Owner& owner, Block* block) noexcep
 }
 
 CUresult open_current(const IpcHandle* handle, unsigned flags, CUdeviceptr* out) noexcept {
+  if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;  // whatever the context (measured)
   Owner* owner = nullptr;
   CUresult code = driver::current_context_state();
   if (code == CUDA_SUCCESS) code = owners.current(&owner);
   if (code != CUDA_SUCCESS) return code;
-  if (out == nullptr || flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS || handle == nullptr) {
+  if (flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS || handle == nullptr) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   const IpcHandle me = self();

@@ -8,7 +8,7 @@ CASE(
   for (const char* code : {"1", "217", "999"}) {
     const Result result = run(kPreloaded, "enables", {{"KVSIM_PEER_ACCESS", code}});
     EXPECT_IN(result.ended(0), result.show());
-    EXPECT_IN(result.out == "enable 217\nagain 217\nother direction 217\ncopy 0\nmemset 0\n",
+    EXPECT_IN(result.out == "enable 217\nagain 217\nother direction 217\ncopy 0\nmemset 1\n",
               result.show());
     EXPECT_IN(result.lines("gets no access to vmm blocks").size() == 2, result.err);
     EXPECT_IN(result.lines("KVSHIM_SMALL=native").size() == 2, result.err);
@@ -40,7 +40,7 @@ CASE(
 CASE("without P2P the driver's own answer stands, and nothing is tried") {
   const Result result = run(kPreloaded, "enables", {{"KVSIM_P2P", "none"}});
   EXPECT_IN(result.ended(0), result.show());
-  EXPECT_IN(result.out == "enable 217\nagain 217\nother direction 217\ncopy 0\nmemset 0\n",
+  EXPECT_IN(result.out == "enable 217\nagain 217\nother direction 217\ncopy 0\nmemset 1\n",
             result.show());
   EXPECT_IN(result.err.empty() && result.count("cuCtxDisablePeerAccess") == 0, result.show());
 }

@@ -237,6 +237,45 @@ CHECK_CASE_SIZES("copies", "a batch with one copy past the end is refused with 1
   stream.finish();
 }
 
+CHECK_CASE_SIZES("copies", "which copy a batch names", isolated | observes) {
+  expect_batches();
+  const Stream stream;
+  const Block block(size.bytes), other(size.bytes);
+  const auto said = [&](const char* what, CUresult code, std::size_t failed) {
+    observe(what, code);
+    observe(what, static_cast<long long>(failed));
+  };
+  const auto lines = [&](const char* what, CUstream where, auto change) {
+    Batch batch;
+    batch.add(other, block, 16);
+    batch.add(other + 1024, block + 64, 16);
+    change(batch);
+    const CUresult code = batch.run_v1(where);
+    said(what, code, batch.failed);
+  };
+  lines("success", stream, [](Batch&) {});
+  lines("no bytes", stream, [](Batch& batch) { batch.bytes[1] = 0; });
+  lines("access order", stream,
+        [](Batch& batch) { batch.order.srcAccessOrder = static_cast<CUmemcpySrcAccessOrder>(9); });
+  lines("first attribute", stream, [](Batch& batch) { batch.first = 1; });
+  lines("an empty batch", stream, [](Batch& batch) { batch.to.clear(); });
+  lines("the legacy stream", nullptr, [](Batch&) {});
+  const auto boxes = [&](const char* what, CUstream where, std::size_t count,
+                         unsigned long long flags, std::size_t height) {
+    CUDA_MEMCPY3D_BATCH_OP ops[] = {op(other, block, 16, 1, 1),
+                                    op(other + 64, block, 16, height, 1)};
+    std::size_t failed = 77;
+    const CUresult code = cu.cuMemcpy3DBatchAsync_v1(count, ops, &failed, flags, where);
+    said(what, code, failed);
+  };
+  boxes("boxes", stream, 2, 0, 1);
+  boxes("an empty box", stream, 2, 0, 0);
+  boxes("no boxes", stream, 0, 0, 1);
+  boxes("flags", stream, 2, 1, 1);
+  boxes("boxes in the legacy stream", nullptr, 2, 0, 1);
+  stream.finish();
+}
+
 CHECK_CASE_SIZES("copies", "batched boxes with rows and layers of their own", plain) {
   expect_batches();
   const Stream stream;

@@ -293,6 +293,12 @@ CHECK_CASE("ipc", "unknown addresses, and no place for the handle", plain | obse
   const CUresult nowhere = cu.cuIpcGetMemHandle(nullptr, block);
   REFUSES(nowhere);
   observe("no place", nowhere);
+  const CUresult homeless = cu.cuIpcOpenMemHandle(nullptr, handle, 0);
+  observe("no place for the address", homeless);
+  on_thread([&] {
+    CALL(cu.cuCtxSetCurrent(nullptr));
+    observe("no context, no place", cu.cuIpcOpenMemHandle(nullptr, handle, 0));
+  });
   const CUresult closed = cu.cuIpcCloseMemHandle(block);
   REFUSES(closed);
   observe("close of what was never opened", closed);

@@ -418,50 +418,6 @@ TEST_CASE("a rectangle ends where its blocks end") {
   CHECK(verdict() == Verdict::forward);
 }
 
-TEST_CASE("a device that may not reach a block has it set all the same, in stream order") {
-  for (const int p2p : {1, 0}) {
-    for (const unsigned width : {1u, 2u, 4u}) {
-      for (const std::size_t rows : {1, 3}) {
-        CAPTURE(p2p, width, rows);
-        Machine machine;
-        kvsim_set_p2p(1, 0, p2p);
-        const CUdeviceptr block = machine.allocated(0, 3 * kMiB2);
-        put(block, 1, 4096);
-        machine.on(1);
-        const engine::Memset request{
-            block, 1024, 512 / width, rows, {0x09090909, width}, CU_STREAM_LEGACY, true};
-        CUresult code = CUDA_ERROR_UNKNOWN;
-        CHECK_FALSE(engine::memset(request, &code));
-        CHECK(engine::retry(request, &code) == Retry::again);
-        if (p2p == 0) {
-          CHECK(engine::retry(request, &code) == Retry::done);
-          CHECK(code == CUDA_SUCCESS);
-          REQUIRE(cuStreamSynchronize(CU_STREAM_LEGACY) == CUDA_SUCCESS);
-          for (std::size_t row = 0; row < rows; ++row) {
-            CHECK(holds(block + 1024 * row, 9, 512));
-            CHECK(holds(block + 1024 * row + 512, 1, 512));
-          }
-        } else {
-          CHECK(access(block) == Devices{0, 1});
-        }
-        // Nothing to try at home, nor while the stream captures.
-        CUstream stream = nullptr;
-        REQUIRE(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
-        REQUIRE(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
-        engine::Memset captured = request;
-        captured.stream = stream;
-        CHECK(engine::retry(captured, &code) == Retry::stands);
-        CUgraph graph = nullptr;
-        CHECK(cuStreamEndCapture(stream, &graph) == CUDA_SUCCESS);
-        cuGraphDestroy(graph);
-        cuStreamDestroy(stream);
-        machine.on(0);
-        CHECK(engine::retry(request, &code) == Retry::stands);
-      }
-    }
-  }
-}
-
 namespace {
 
 bool comes(CUstream stream) {

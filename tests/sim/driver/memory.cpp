@@ -24,7 +24,7 @@ bool may_access(const Block& block, const Accessor& who) {
       if (who.engine == Accessor::Engine::peer_copy) return true;
       return block.device == who.context->device || block.pool->access.count(who.context->device);
     case BlockKind::native:
-      // Copies stage through the host where they must; only kernels need the peer mapping.
+      // Copies stage through the host where they must; kernels and memsets need the peer mapping.
       return who.engine != Accessor::Engine::kernel || block.device == who.context->device ||
              memory_owner(*who.context).peers.count(block.device) != 0;
     case BlockKind::ipc:

@@ -97,7 +97,7 @@ struct Pool {
 
 // Who reaches for memory.
 struct Accessor {
-  enum class Engine { kernel, copy, peer_copy } engine;
+  enum class Engine { kernel, copy, peer_copy } engine;  // kernel: memsets too
   Context* context;
 };
 
