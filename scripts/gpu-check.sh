@@ -205,6 +205,8 @@ step_cost() {
     run "cost.bare.$round" 30 bare -- "$work/alloc_cost"
     run "cost.preloaded.$round" 30 preloaded -- "$work/alloc_cost"
   done
+  # A rule that asks which library allocates, and never says yes.
+  run cost.rules 30 preloaded "KVSHIM_RULES=lib=libnccl*:vmm" -- "$work/alloc_cost"
   judge cost
 }
 
@@ -376,12 +378,17 @@ step_residency() {
   judge residency
 }
 
-# What PyTorch is told of the device's memory, bare and with host memory added.
+# What PyTorch is told of the device's memory, bare and with host memory added; two processes that
+# want the same host memory.
 step_capacity() {
+  local kind
   local -a check=(python3 "$programs/meminfo_check.py")
   run capacity.bare 60 bare -- "${check[@]}"
   run capacity.virtual 60 preloaded KVSHIM_MEMINFO=virtual KVSHIM_NVML=1 KVSHIM_THRESHOLD=256MiB \
     KVSHIM_SPILL_LIMIT=4GiB KVSHIM_SUMMARY=1 -- "${check[@]}"
+  for kind in managed host; do
+    run "capacity.two_$kind" 60 bare -- python3 "$programs/budget_check.py" "$library" "$kind"
+  done
   judge capacity
 }
 

@@ -204,6 +204,12 @@ def cost():
                          f"{pre / bare:.2f}"])
     note("Microseconds, medians.")
     table(["call", "bare", "preloaded", "ratio"], rows)
+    if Run("cost.rules").json:
+        note("The same with a rule `lib=`, which looks at the frames of the caller.")
+        costs = Run("cost.rules").json["cost"]
+        table(["call", "us", "more than without"],
+              [[f"cudaMalloc, {size}", f"{cost[0]:.2f}",
+                f"{cost[0] - mid('preloaded', 'cost', size, 0):.2f}"] for size, cost in costs.items()])
     rows = [[name] + [f"{mid(side, 'pairs', name):,.0f}" for side in ("bare", "preloaded")]
             + [f"{mid('preloaded', 'pairs', name) / mid('bare', 'pairs', name):.2f}"]
             for name in first["pairs"]]
@@ -465,6 +471,11 @@ def capacity():
     if rows:
         note("Figures in MiB; pairs are free of total.")
         table(["run", "figure", "MiB"], rows)
+    for kind in ("managed", "host"):
+        runs = usable(f"capacity.two_{kind}")
+        if runs is not None:
+            checks_of(runs[0], f"two processes, {kind}: answers {runs[0].json['codes']} in "
+                      f"{runs[0].json['seconds']} s")
 
 
 def pluggable():

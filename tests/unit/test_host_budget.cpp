@@ -120,6 +120,13 @@ TEST_CASE("the free memory of a NUMA node limits what must come from it, and not
   const auto budget = root.measure(1);
   CHECK(budget.available == kGiB + 512 * kMiB);
   CHECK(std::string(budget.limited_by) == "its NUMA node's free memory");
+  for (const char* several : {"0-1\n", "1,8\n"}) {
+    root.write("/sys/devices/system/node/has_memory", several);
+    CHECK(root.measure(1).available == kGiB + 512 * kMiB);
+  }
+  // Of a machine with one node MemAvailable says more.
+  root.write("/sys/devices/system/node/has_memory", "1\n");
+  CHECK(root.measure(1).available == 8 * kGiB);
 }
 
 TEST_CASE("what others have claimed of a limit is taken off that limit alone") {

@@ -30,9 +30,10 @@ CUresult batch(Api api, const std::vector<Copy>& copies, std::size_t bad, bool w
       if (failed != nullptr) *failed = index;
       return CUDA_ERROR_INVALID_VALUE;
     };
+    if (handle == nullptr || handle == CU_STREAM_LEGACY) return CUDA_ERROR_INVALID_VALUE;
     // It names no copy, unless one is at fault (measured, driver 580, H200).
     if (failed != nullptr) *failed = kNone;
-    if (copies.empty() || handle == nullptr || handle == CU_STREAM_LEGACY) return refuse(kNone);
+    if (copies.empty()) return refuse(kNone);
     if (bad != kNone) return refuse(bad);
     CUresult why = CUDA_SUCCESS;
     Stream* stream = find_stream(api, handle, &why);
@@ -75,20 +76,20 @@ CUresult linear(Api api, CUdeviceptr* to, CUdeviceptr* from, size_t* sizes, size
                 CUstream stream) {
   std::vector<Copy> copies;
   bool wait = false;
-  std::size_t bad = kNone;
   if (to == nullptr || from == nullptr || sizes == nullptr || attributes == nullptr ||
       firsts == nullptr || kinds == 0 || kinds > count || firsts[0] != 0)
     return batch(api, {}, kNone, false, failed, stream);
   for (std::size_t i = 0; i < kinds; ++i) {
     const bool order = i == 0 || (firsts[i] > firsts[i - 1] && firsts[i] < count);
-    if (bad == kNone && (!order || !valid(attributes[i].srcAccessOrder))) bad = firsts[i];
+    if (!order || !valid(attributes[i].srcAccessOrder))
+      return batch(api, {}, kNone, false, failed, stream);
     wait |= attributes[i].srcAccessOrder == CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL;
   }
   for (std::size_t i = 0; i < count; ++i) {
     const std::size_t n = sizes[i];
     copies.push_back({{to[i], n, n}, {from[i], n, n}, Side::any, Side::any, false});
   }
-  return batch(api, copies, bad, wait, failed, stream);
+  return batch(api, copies, kNone, wait, failed, stream);
 }
 
 CUresult linear_v2(Api api, CUdeviceptr* to, CUdeviceptr* from, size_t* sizes, size_t count,

@@ -117,7 +117,9 @@ KVSIM_API CUresult cuMemGetHandleForAddressRange(void* out, CUdeviceptr address,
     } else if (const Mapping* mapping = find_mapping(address)) {
       if (size <= mapping->base + mapping->size - address) backing = mapping->handle->backing;
     }
-    if (backing == nullptr || backing->imported) return CUDA_ERROR_INVALID_VALUE;
+    // Host-NUMA memory has no dma-buf (measured, driver 580, H200).
+    if (backing == nullptr || backing->imported || backing->device == kHostMemory)
+      return CUDA_ERROR_INVALID_VALUE;
     const int fd = export_backing(*backing);
     if (fd < 0) return CUDA_ERROR_OUT_OF_MEMORY;
     *static_cast<int*>(out) = fd;
