@@ -1,6 +1,6 @@
-// The options: the table of options.def made into parsers, one reading of the environment, and the
-// lines that say what was refused. Reading must not log (the log asks for the options): values are
-// published first and talked about afterwards.
+// The options: the table of options.def made into parsers and printers, and one reading of the
+// environment. Reading must not log (the log asks for the options): values are published first and
+// talked about afterwards, in options_report.cpp.
 #include "base/options.h"
 
 #include <errno.h>
@@ -13,10 +13,8 @@
 #include <string_view>
 
 #include "base/ascii.h"
-#include "base/log.h"
+#include "base/format.h"
 #include "base/sizes.h"
-
-extern char** environ;
 
 namespace kvshim {
 namespace {
@@ -171,35 +169,31 @@ bool parse_value(const char* text, std::string_view, Rules* value) {
   return parse_rules(text, value, &error);
 }
 
-struct ValueText {
-  char text[96];
-};
-
 template <typename... Args>
-ValueText value_text(fmt::format_string<Args...> format, Args&&... args) {
-  ValueText result{};
+OptionText value_text(fmt::format_string<Args...> format, Args&&... args) {
+  OptionText result{};
   fmt::format_to_n(result.text, sizeof(result.text) - 1, format, static_cast<Args&&>(args)...);
   return result;
 }
 
 template <typename T>
-ValueText show(T value) {
+OptionText show(T value) {
   for (const auto& word : words_of(&value))
     if (word.value == value) return value_text("{}", word.text);
   return {};
 }
-ValueText show(std::uint64_t value) {
+OptionText show(std::uint64_t value) {
   if (value == kNever) return value_text("never");
   if (value == kAuto) return value_text("auto");
   return value_text("{} bytes ({})", value, format_size(value).c_str());
 }
-ValueText show(unsigned value) {
+OptionText show(unsigned value) {
   return value == 0 ? value_text("auto") : value_text("{}", value);
 }
-ValueText show(const Rules& value) {
+OptionText show(const Rules& value) {
   return value_text("{} rules", value.count);
 }
-ValueText show(const char* value) {
+OptionText show(const char* value) {
   return value_text("\"{}\"", value);
 }
 
@@ -226,13 +220,14 @@ constexpr const char* type_name(const Enum*) {
 // ---- the table ----
 
 constexpr OptionInfo kTable[] = {
-#define KVSHIM_OPTION(field, type, env, default_text, allowed, doc) \
-  {env,                                                             \
-   type_name(static_cast<type*>(nullptr)),                          \
-   default_text,                                                    \
-   allowed,                                                         \
-   doc,                                                             \
-   [](const char* text, Options* into) { return parse_value(text, allowed, &into->field); }},
+#define KVSHIM_OPTION(field, type, env, default_text, allowed, doc)                          \
+  {env,                                                                                      \
+   type_name(static_cast<type*>(nullptr)),                                                   \
+   default_text,                                                                             \
+   allowed,                                                                                  \
+   doc,                                                                                      \
+   [](const char* text, Options* into) { return parse_value(text, allowed, &into->field); }, \
+   [](const Options& from) { return show(from.field); }},
 #include "base/options.def"
 #undef KVSHIM_OPTION
 };
@@ -262,88 +257,6 @@ void publish(const Options& parsed, const Origin* from) {
   memcpy(origins, from, sizeof(origins));
 }
 
-// ---- what was refused ----
-
-// Rules are long: the place in them, and what is there.
-void report_refused_rules(const OptionInfo& option, std::string_view text) {
-  Rules rules;
-  RuleError error;
-  if (parse_rules(text, &rules, &error)) return;  // the program has changed it since
-  const std::string_view rest = text.substr(error.at - 1).substr(0, 40);
-  log::error("{} is refused as a whole, no rule is used: expected {} at character {}{}{}{}",
-             option.env, error.expected, error.at, rest.empty() ? ", the end" : ": \"",
-             fmt::string_view(rest.data(), rest.size()), rest.empty() ? "" : "\"");
-}
-
-void report_refused() {
-  for (unsigned i = 0; i < kCount; ++i) {
-    if (origins[i] != Origin::refused) continue;
-    const OptionInfo& option = kTable[i];
-    const char* value = from_environment(option.env);
-    if (value != nullptr && std::string_view(option.type) == "rules") {
-      report_refused_rules(option, value);
-      continue;
-    }
-    const std::string_view shown = std::string_view(value != nullptr ? value : "").substr(0, 128);
-    log::error("{}=\"{}\" is not understood ({}); using the default {}", option.env,
-               fmt::string_view(shown.data(), shown.size()), option.allowed,
-               option.default_text[0] != '\0' ? option.default_text : "\"\"");
-  }
-}
-
-// Edits (insert, delete, replace) that turn one name into the other.
-unsigned distance(std::string_view a, std::string_view b) {
-  constexpr std::size_t kLongest = 64;
-  a = a.substr(0, kLongest);
-  b = b.substr(0, kLongest);
-  unsigned row[kLongest + 1];
-  for (unsigned j = 0; j <= b.size(); ++j) row[j] = j;
-  for (std::size_t i = 1; i <= a.size(); ++i) {
-    unsigned diagonal = row[0];
-    row[0] = static_cast<unsigned>(i);
-    for (std::size_t j = 1; j <= b.size(); ++j) {
-      const unsigned replace = diagonal + (a[i - 1] != b[j - 1] ? 1 : 0);
-      const unsigned shift = 1 + (row[j] < row[j - 1] ? row[j] : row[j - 1]);
-      diagonal = row[j];
-      row[j] = replace < shift ? replace : shift;
-    }
-  }
-  return row[b.size()];
-}
-
-// A misspelled variable would otherwise be a silent default.
-void report_unknown() {
-  constexpr std::string_view prefix = "KVSHIM_";
-  // Read by scripts/kvshim-entrypoint.sh, not by the library.
-  constexpr std::string_view elsewhere[] = {"KVSHIM_LIB", "KVSHIM_REQUIRE"};
-  if (environ == nullptr) return;
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    std::string_view name(*entry);
-    name = name.substr(0, name.find('='));
-    if (name.substr(0, prefix.size()) != prefix) continue;
-    bool known = false;
-    for (const std::string_view other : elsewhere) known = known || name == other;
-    const char* nearest = "";
-    unsigned least = ~0u;
-    for (const OptionInfo& option : kTable) {
-      const unsigned edits = distance(name, option.env);
-      known = known || name == option.env;
-      if (edits >= least) continue;
-      least = edits;
-      nearest = option.env;
-    }
-    if (known) continue;
-    name = name.substr(0, 128);
-    const fmt::string_view shown(name.data(), name.size());
-    // A third of what stands after the prefix: a slip of the pen, not another word.
-    if (least * 3 <= name.size() - prefix.size()) {
-      log::warn("{} is not an option and has no effect; the nearest one is {}", shown, nearest);
-    } else {
-      log::warn("{} is not an option and has no effect (docs/options.md lists them)", shown);
-    }
-  }
-}
-
 [[gnu::noinline, gnu::cold]] void read_environment() {
   const int saved_errno = errno;
   Options parsed{};
@@ -363,13 +276,6 @@ void report_unknown() {
     }
   }
   errno = saved_errno;
-}
-
-// As they were understood: sizes in bytes never hide a lost unit.
-void report_rules(const Rules& rules) {
-  for (unsigned index = 0; index < rules.count; ++index) {
-    log::info("rule {}: {}", index + 1, describe(rules.list[index]).text);
-  }
 }
 
 }  // namespace
@@ -409,30 +315,6 @@ const Options& options() {
 Origin option_origin(unsigned index) {
   options();
   return index < kCount ? origins[index] : Origin::default_value;
-}
-
-void log_options() {
-  static constinit log::Once said;
-  if (!said.first()) return;
-  options();
-  report_refused();
-  report_unknown();
-  constexpr const char* origin_texts[] = {"default", "from the environment",
-                                          "default, the environment's value was refused"};
-  const Options& now = options();
-  if (!log::enabled(LogLevel::info)) return;
-  unsigned index = 0;
-  const auto say = [&](std::string_view env, const ValueText& value) {
-    const Origin origin = origins[index++];
-    const bool worth_it = origin != Origin::default_value || env == "KVSHIM_THRESHOLD";
-    const LogLevel level = worth_it ? LogLevel::info : LogLevel::debug;
-    log::print(level, "{} = {}, {}", fmt::string_view(env.data(), env.size()), value.text,
-               origin_texts[static_cast<unsigned>(origin)]);
-  };
-#define KVSHIM_OPTION(field, type, env, default_text, allowed, doc) say(env, show(now.field));
-#include "base/options.def"
-#undef KVSHIM_OPTION
-  report_rules(now.rules);
 }
 
 }  // namespace kvshim

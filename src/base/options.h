@@ -29,6 +29,10 @@ struct Options {
 // Where an option's value came from, for the log and for docs.
 enum class Origin : std::uint8_t { default_value, environment, refused };
 
+struct OptionText {
+  char text[96];
+};
+
 struct OptionInfo {
   const char* env;                                 // "KVSHIM_THRESHOLD"
   const char* type;                                // "size", "choice", "count", "rules", ...
@@ -36,6 +40,7 @@ struct OptionInfo {
   const char* allowed;                             // "4G, 512MiB, 0, never"
   const char* doc;                                 // one or two sentences, plain text
   bool (*parse)(const char* text, Options* into);  // false: refused, *into untouched
+  OptionText (*show)(const Options& from);         // as it was understood
 };
 
 // The table, in the order of options.def.

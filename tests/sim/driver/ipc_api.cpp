@@ -57,8 +57,7 @@ CUresult open(Api api, CUdeviceptr* out, const CUipcMemHandle& data, unsigned fl
   return call.run(kContext, [&](Lock&) {
     IpcHandle handle;
     std::memcpy(&handle, &data, sizeof(handle));
-    if (flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS)
-      return CUDA_ERROR_INVALID_VALUE;
+    if (flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS) return CUDA_ERROR_INVALID_VALUE;
     if (std::memcmp(handle.magic, kMagic, sizeof(kMagic)) != 0) return CUDA_ERROR_INVALID_VALUE;
     if (handle.pid == static_cast<int>(getpid())) return CUDA_ERROR_INVALID_CONTEXT;
     // Lazy peer access: the device that opens may use the memory of the one that has it.
