@@ -2,8 +2,9 @@
 // semantics" page (PYTORCH_ALLOC_CONF; PYTORCH_CUDA_ALLOC_CONF is its older name), JAX's "GPU
 // memory allocation" page and jax-ml/jax#36579 (vmm), openxla/xla#41069 (all allocators by
 // cuMemCreate), TensorFlow's gpu_process_state.cc, ggml's CMakeLists.txt (GGML_CUDA_NO_VMM is a
-// build option; no variable of that name is read) and llama.cpp's docs/build.md, NCCL's
-// "Environment variables".
+// build option; no variable of that name is read) and llama.cpp's docs/build.md, vLLM's
+// device_allocator/cumem.py, TensorRT-LLM's runtime/kv_cache_manager_v2, NCCL's "Environment
+// variables".
 #include "telemetry/remedies.h"
 
 #include <stdlib.h>
@@ -35,6 +36,10 @@ constexpr Remedy kRemedies[] = {
     {Way::own_vmm, nullptr, nullptr, "/xla_cuda_plugin.so",
      "JAX: where XLA maps all memory itself, XLA_PYTHON_CLIENT_ALLOCATOR=cuda_async with "
      "KVSHIM_ASYNC=route"},
+    {Way::own_vmm, nullptr, nullptr, "/cumem_allocator.",
+     "vLLM: without --enable-sleep-mode weights and KV cache come by cudaMalloc"},
+    {Way::own_vmm, nullptr, nullptr, "/libtensorrt_llm.so",
+     "TensorRT-LLM: use_kv_cache_manager_v2: false takes the KV cache by cudaMalloc"},
     {Way::own_vmm, nullptr, nullptr, "/libnccl.so",
      "NCCL: its own buffers, best left alone; NCCL_CUMEM_ENABLE=0 takes them by cudaMalloc"},
     {Way::pool, "PYTORCH_ALLOC_CONF", "backend:cudaMallocAsync", nullptr,

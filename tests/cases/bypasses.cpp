@@ -95,6 +95,8 @@ CASE("memory that the program maps itself: counted, with the framework's remedy"
        {{{"XLA_PYTHON_CLIENT_ALLOCATOR", "vmm"}}, "JAX: unset XLA_PYTHON_CLIENT_ALLOCATOR=vmm"},
        {{{"LOADS", named("libggml-cuda.so")}}, "ggml: build it with -DGGML_CUDA_NO_VMM=ON"},
        {{{"LOADS", named("xla_cuda_plugin.so")}}, "XLA_PYTHON_CLIENT_ALLOCATOR=cuda_async with"},
+       {{{"LOADS", named("cumem_allocator.abi3.so")}}, "vLLM: without --enable-sleep-mode"},
+       {{{"LOADS", named("libtensorrt_llm.so")}}, "use_kv_cache_manager_v2: false"},
        {{{"LOADS", named("libnccl.so.2")}}, "NCCL_CUMEM_ENABLE=0"}},
       "the program maps memory itself");
   // Set, and not to what it would be about.
