@@ -6,8 +6,8 @@
 #   scripts/gpu-check.sh [--quick] [--only STEP] [--out DIR]
 #
 # --quick   fewer rounds
-# --only    one of: contract split bandwidth cost torch llama frameworks import quiet zero multi
-#           contract_more residency capacity pluggable
+# --only    one of: contract split tensor_map bandwidth cost torch llama frameworks import quiet zero
+#           multi contract_more residency capacity pluggable
 # --out     where qualification.md and details.log go (default: build/gpu-check)
 #
 # Needs build/libkvshim.so and build/tests/contract/contract (BUILD_DIR: another build folder),
@@ -43,8 +43,8 @@ while (($# > 0)); do
   esac
   shift
 done
-steps=(contract split bandwidth cost torch llama frameworks import quiet zero multi contract_more residency capacity
-  pluggable)
+steps=(contract split tensor_map bandwidth cost torch llama frameworks import quiet zero multi contract_more residency
+  capacity pluggable)
 if [[ -n $only && " ${steps[*]} " != *" $only "* ]]; then
   echo "gpu-check: --only takes one of: ${steps[*]}" >&2
   exit 2
@@ -126,7 +126,7 @@ build_programs() {
   fi
   home=$(dirname "$(dirname "$(readlink -f "$(command -v nvcc)")")")
   local -a flags=(-std=c++20 -O2 -arch=native)
-  for name in alloc_split bandwidth alloc_cost allreduce_ipc residency; do
+  for name in alloc_split bandwidth alloc_cost allreduce_ipc residency tensor_map; do
     run "build.$name" 90 bare -- nvcc "${flags[@]}" -o "$work/$name" "$programs/$name.cu" -lcuda &
   done
   run build.alloc_split_shared 90 bare -- nvcc "${flags[@]}" -cudart shared \
@@ -176,6 +176,24 @@ step_split() {
   run split.static.preloaded 30 preloaded "${options[@]}" -- "$work/alloc_split"
   run split.shared.preloaded 30 preloaded "${options[@]}" -- "$work/alloc_split_shared"
   judge split
+}
+
+# Tensor maps, as attention kernels of Hopper and newer use them on a KV cache, over each kind.
+step_tensor_map() {
+  has_program tensor_map tensor_map || return
+  local kind
+  run tensor_map.bare 30 bare -- "$work/tensor_map" 64
+  if [[ $(< "$work/tensor_map.bare.rc") == 77 ]]; then
+    say "SKIP tensor_map: $(tail -n 1 "$work/tensor_map.bare.err")"
+    return
+  fi
+  for kind in vmm managed host; do
+    run "tensor_map.$kind" 30 preloaded KVSHIM_THRESHOLD=32MiB KVSHIM_LARGE=$kind KVSHIM_SUMMARY=1 -- \
+      "$work/tensor_map" 64
+  done
+  run tensor_map.managed_host 30 preloaded KVSHIM_THRESHOLD=32MiB KVSHIM_ADVICE=host KVSHIM_SUMMARY=1 -- \
+    "$work/tensor_map" 64
+  judge tensor_map
 }
 
 step_bandwidth() {
@@ -431,7 +449,7 @@ HEAD
 }
 
 declare -A titles=(
-  [contract]='Contract suite' [split]='Shared and static runtime' [bandwidth]='Device bandwidth'
+  [contract]='Contract suite' [split]='Shared and static runtime' [tensor_map]='Tensor maps (TMA)' [bandwidth]='Device bandwidth'
   [cost]='Cost of allocation' [torch]='PyTorch' [llama]='Llama of transformers, random weights'
   [frameworks]='CuPy, numba-cuda, JAX' [import]='import torch' [quiet]='Nothing to notice'
   [zero]='Placing managed memory' [multi]='Several processes and GPUs' [contract_more]='Contract suite, other ways'
@@ -439,7 +457,7 @@ declare -A titles=(
   [pluggable]='An allocator by name')
 
 case $only in
-  '' | split | bandwidth | cost | quiet | zero | multi | residency) build_programs ;;
+  '' | split | tensor_map | bandwidth | cost | quiet | zero | multi | residency) build_programs ;;
 esac
 write_head > "$report"
 for step in "${steps[@]}"; do

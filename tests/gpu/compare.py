@@ -414,6 +414,16 @@ POLICIES = {"vmm": ("vmm", None, 4000), "managed_none": ("managed", 8, 4000),
             "managed_prefetched": ("managed", 2000, 4000), "host": ("host", 40, 40)}
 
 
+def tensor_map():
+    for label in ("bare", "vmm", "managed", "managed_host", "host"):
+        runs = usable(f"tensor_map.{label}")
+        if runs is None:
+            continue
+        kind = label.split("_")[0]
+        verdict(runs[0].json["wrong"] == 0 and (kind == "bare" or kind in runs[0].kinds()),
+                f"{label}: {runs[0].json['mib']} MiB by tiles, from the base and from inside, every byte right")
+
+
 def residency():
     rows = []
     for label, (kind, first, then) in POLICIES.items():
@@ -491,7 +501,7 @@ def pluggable():
         table(["way", "library", "checks"], rows)
 
 
-STEPS = {"contract": contract, "contract_more": contract, "split": split, "bandwidth": bandwidth, "cost": cost,
+STEPS = {"contract": contract, "contract_more": contract, "split": split, "tensor_map": tensor_map, "bandwidth": bandwidth, "cost": cost,
          "torch": torch, "llama": llama, "frameworks": frameworks, "import": import_torch,
          "zero": zero, "multi": multi, "residency": residency,
          "capacity": capacity, "pluggable": pluggable}
