@@ -2,7 +2,7 @@
 // are routed like cuMemAlloc if KVSHIM_ASYNC=route. The per-thread twins forward to their twin.
 #include "base/options.h"
 #include "hooks/hook.h"
-#include "memory/route.h"
+#include "memory/routing/route.h"
 #include "telemetry/counters.h"
 
 using namespace kvshim;

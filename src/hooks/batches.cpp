@@ -1,6 +1,6 @@
 // Batched copies, in the forms of CUDA 12.8 (which say which copy failed) and of CUDA 13. The
-// driver does the work; see memory/batches.h.
-#include "memory/batches.h"
+// driver does the work; see memory/transfers/batches.h.
+#include "memory/transfers/batches.h"
 #include "hooks/hook.h"
 
 using namespace kvshim;

@@ -2,7 +2,7 @@
 // 32-bit numbers, which cannot say more than 4 GiB.
 #include "base/options.h"
 #include "hooks/hook.h"
-#include "memory/spill.h"
+#include "memory/budget/spill.h"
 
 using namespace kvshim;
 

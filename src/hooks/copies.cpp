@@ -1,6 +1,7 @@
 // cuMemcpy of linear memory, of rectangles and of boxes, in all forms but the batches. The driver
-// does the work; see memory/copies.h for what is refused before it and what follows on its refusal.
-#include "memory/copies.h"
+// does the work; see memory/transfers/copies.h for what is refused before it and what follows on
+// its refusal.
+#include "memory/transfers/copies.h"
 #include "hooks/hook.h"
 
 using namespace kvshim;

@@ -7,7 +7,7 @@
 #include "base/format.h"
 #include "base/options.h"
 #include "hooks/hook.h"
-#include "memory/spill.h"
+#include "memory/budget/spill.h"
 
 using namespace kvshim;
 

@@ -9,10 +9,10 @@
 
 #include "base/kind.h"
 #include "driver/functions.h"
-#include "memory/detour.h"
-#include "memory/placement.h"
-#include "memory/registry.h"
-#include "memory/retired.h"
+#include "memory/blocks/registry.h"
+#include "memory/blocks/retired.h"
+#include "memory/kinds/placement.h"
+#include "memory/transfers/detour.h"
 
 namespace kvshim::engine {
 

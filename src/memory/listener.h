@@ -4,7 +4,7 @@
 
 #include <atomic>
 
-#include "memory/registry.h"
+#include "memory/blocks/registry.h"
 
 namespace kvshim {
 

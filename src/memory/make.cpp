@@ -5,11 +5,11 @@
 #include "base/options.h"
 #include "driver/device.h"
 #include "driver/functions.h"
+#include "memory/blocks/retired.h"
 #include "memory/engine.h"
 #include "memory/kinds/host.h"
 #include "memory/kinds/managed.h"
 #include "memory/kinds/vmm.h"
-#include "memory/retired.h"
 
 namespace kvshim {
 

@@ -6,9 +6,9 @@
 
 #include <cstdint>
 
-#include "memory/owner.h"
-#include "memory/registry.h"
-#include "memory/route.h"
+#include "memory/blocks/owner.h"
+#include "memory/blocks/registry.h"
+#include "memory/routing/route.h"
 
 namespace kvshim {
 

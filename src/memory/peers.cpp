@@ -13,7 +13,7 @@
 #include "driver/functions.h"
 #include "driver/peers.h"
 #include "memory/kinds/vmm.h"
-#include "memory/route.h"
+#include "memory/routing/route.h"
 
 namespace kvshim::peers {
 

@@ -8,7 +8,7 @@
 
 #include <cuda.h>
 
-#include "memory/registry.h"
+#include "memory/blocks/registry.h"
 
 namespace kvshim::peers {
 

@@ -2,9 +2,9 @@
 #include "memory/release.h"
 
 #include "driver/functions.h"
+#include "memory/blocks/owner.h"
+#include "memory/budget/spill.h"
 #include "memory/listener.h"
-#include "memory/owner.h"
-#include "memory/spill.h"
 
 namespace kvshim {
 

@@ -1,7 +1,7 @@
 // The end of a block: its memory goes back to where it came from.
 #pragma once
 
-#include "memory/registry.h"
+#include "memory/blocks/registry.h"
 
 namespace kvshim {
 

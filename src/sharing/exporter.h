@@ -9,7 +9,7 @@
 
 #include <cuda.h>
 
-#include "memory/registry.h"
+#include "memory/blocks/registry.h"
 #include "sharing/board.h"
 
 namespace kvshim::sharing {

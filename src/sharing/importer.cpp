@@ -12,9 +12,9 @@
 #include "driver/contexts.h"
 #include "driver/errors.h"
 #include "driver/functions.h"
+#include "memory/blocks/registry.h"
 #include "memory/kinds/vmm.h"
 #include "memory/peers.h"
-#include "memory/registry.h"
 #include "sharing/channel.h"
 #include "telemetry/counters.h"
 

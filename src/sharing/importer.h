@@ -3,7 +3,7 @@
 
 #include <cuda.h>
 
-#include "memory/owner.h"
+#include "memory/blocks/owner.h"
 #include "sharing/ipc_handle.h"
 
 namespace kvshim::sharing {

@@ -3,7 +3,7 @@
 
 #include "base/options.h"
 #include "base/rules.h"
-#include "memory/tally.h"
+#include "memory/routing/tally.h"
 #include "support/catch.h"
 
 namespace kvshim {

@@ -1,5 +1,5 @@
 // Batches of copies that the driver refuses, on a simulated driver with two devices and no P2P.
-#include "memory/batches.h"
+#include "memory/transfers/batches.h"
 
 #include <cstring>
 #include <vector>

@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "memory/copies.h"
+#include "memory/transfers/copies.h"
 #include "sharing/ipc.h"
 #include "sim_fixture.h"
 

@@ -1,13 +1,13 @@
 // How much host memory is safe to take, on made-up /proc and /sys/fs/cgroup trees.
-#include "memory/host_budget.h"
+#include "memory/budget/host_budget.h"
 
 #include <filesystem>
 #include <fstream>
 #include <string>
 
 #include "base/sizes.h"
-#include "memory/ledger.h"
-#include "memory/spill.h"
+#include "memory/budget/ledger.h"
+#include "memory/budget/spill.h"
 #include "support/catch.h"
 #include "support/child.h"
 

@@ -1,5 +1,5 @@
 // Claims on a common limit: seen by others, gone with the process that made them, no trace left.
-#include "memory/ledger.h"
+#include "memory/budget/ledger.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "base/sizes.h"
-#include "memory/host_budget.h"
+#include "memory/budget/host_budget.h"
 #include "support/catch.h"
 
 using namespace kvshim;

@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "memory/copies.h"
+#include "memory/transfers/copies.h"
 #include "sim_fixture.h"
 
 using namespace kvshim;

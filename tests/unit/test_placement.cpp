@@ -1,5 +1,5 @@
 // What the CPU writes, and only there.
-#include "memory/placement.h"
+#include "memory/kinds/placement.h"
 
 #include <signal.h>
 #include <sys/mman.h>

@@ -1,5 +1,5 @@
 // The table of live blocks, by base and by interior address.
-#include "memory/registry.h"
+#include "memory/blocks/registry.h"
 
 #include <thread>
 #include <vector>

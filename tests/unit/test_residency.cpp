@@ -5,7 +5,7 @@
 
 #include <thread>
 
-#include "memory/residency.h"
+#include "memory/kinds/residency.h"
 #include "sim_fixture.h"
 
 using namespace kvshim;

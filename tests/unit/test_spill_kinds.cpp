@@ -5,7 +5,7 @@
 #include "base/options.h"
 #include "base/sizes.h"
 #include "changed_options.h"
-#include "memory/route.h"
+#include "memory/routing/route.h"
 #include "sim_fixture.h"
 
 using namespace kvshim;

@@ -9,8 +9,8 @@
 #include "driver/functions.h"
 #include "driver/host_memory.h"
 #include "driver/zero.h"
-#include "memory/placement.h"
-#include "memory/spill.h"
+#include "memory/budget/spill.h"
+#include "memory/kinds/placement.h"
 #include "telemetry/counters.h"
 
 namespace kvshim::host {

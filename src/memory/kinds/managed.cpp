@@ -7,9 +7,9 @@
 #include "driver/errors.h"
 #include "driver/functions.h"
 #include "driver/zero.h"
-#include "memory/placement.h"
-#include "memory/residency.h"
-#include "memory/spill.h"
+#include "memory/budget/spill.h"
+#include "memory/kinds/placement.h"
+#include "memory/kinds/residency.h"
 #include "telemetry/counters.h"
 
 namespace kvshim::managed {

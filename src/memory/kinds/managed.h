@@ -11,14 +11,14 @@
 namespace kvshim::managed {
 
 // Errors: CUDA_ERROR_NOT_SUPPORTED where the device cannot (said once per device; take another
-// kind), CUDA_ERROR_OUT_OF_MEMORY when the host lacks the memory (memory/spill.h), found before a
-// page is touched or, where others take it meanwhile, while pages are placed, with one line of
-// arithmetic; else the driver's. Blocks while pages are placed.
+// kind), CUDA_ERROR_OUT_OF_MEMORY when the host lacks the memory (memory/budget/spill.h), found
+// before a page is touched or, where others take it meanwhile, while pages are placed, with one
+// line of arithmetic; else the driver's. Blocks while pages are placed.
 //
 // With KVSHIM_MEMINFO=virtual the program was promised the device's memory too. A block over the
 // host's budget then lies on the device: all of it (NOT_SUPPORTED: take another kind), or its first
 // part, where it is larger than what the device has free. `spilled`: the bytes in host memory,
-// promised by memory/spill.h; give them back with the block.
+// promised by memory/budget/spill.h; give them back with the block.
 CUresult create(driver::Device& device, std::uint64_t bytes, CUdeviceptr* out,
                 std::uint64_t* spilled) noexcept;
 

@@ -1,5 +1,5 @@
 // See detour.h.
-#include "memory/detour.h"
+#include "memory/transfers/detour.h"
 
 namespace kvshim {
 

@@ -1,6 +1,6 @@
 // Reads the limits on host memory from /proc, the cgroup tree and getrlimit, without heap or stdio;
 // see host_budget.h. Decides nothing.
-#include "memory/host_budget.h"
+#include "memory/budget/host_budget.h"
 
 #include <fcntl.h>
 #include <string.h>
@@ -11,7 +11,7 @@
 
 #include "base/format.h"
 #include "base/sizes.h"
-#include "memory/ledger.h"
+#include "memory/budget/ledger.h"
 
 namespace kvshim::host_budget {
 

@@ -7,7 +7,7 @@
 #include <cstddef>
 
 #include "driver/newer_types.h"
-#include "memory/copies.h"
+#include "memory/transfers/copies.h"
 
 namespace kvshim::copies {
 

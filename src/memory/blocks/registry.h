@@ -9,7 +9,7 @@
 #include <cstdint>
 
 #include "base/kind.h"
-#include "memory/slab.h"
+#include "memory/kinds/slab.h"
 
 namespace kvshim {
 
@@ -19,15 +19,15 @@ struct Block {
   CUdeviceptr base = 0;
   std::uint64_t bytes = 0;  // as requested; what the host program may use
   Kind kind = Kind::native;
-  std::uint64_t spilled = 0;      // bytes of it that the spill budget counts (memory/spill.h)
-  Kind planned = Kind::native;    // in a dry run: what it would have become
-  Owner* owner = nullptr;         // the context that allocated it; never NULL
-  vmm::Mapping mapping;           // vmm blocks with a handle of their own
-  Slab* slab = nullptr;           // vmm blocks that share one
-  std::uint64_t id = 0;           // never given twice in this process; registry::insert assigns it
-  bool sync_memops = false;       // what the program set; VMM memory itself cannot keep it
-  bool opened = false;            // another process's, opened by IPC: not to be freed, only closed
-  CUdevice home = -1;             // of such a block: whose memory it is; -1: no device seen here
+  std::uint64_t spilled = 0;    // bytes of it that the spill budget counts (memory/budget/spill.h)
+  Kind planned = Kind::native;  // in a dry run: what it would have become
+  Owner* owner = nullptr;       // the context that allocated it; never NULL
+  vmm::Mapping mapping;         // vmm blocks with a handle of their own
+  Slab* slab = nullptr;         // vmm blocks that share one
+  std::uint64_t id = 0;         // never given twice in this process; registry::insert assigns it
+  bool sync_memops = false;     // what the program set; VMM memory itself cannot keep it
+  bool opened = false;          // another process's, opened by IPC: not to be freed, only closed
+  CUdevice home = -1;           // of such a block: whose memory it is; -1: no device seen here
   std::uint32_t export_slot = 0;  // where src/sharing/ keeps its IPC handle; 0: it has none
 };
 

@@ -12,8 +12,8 @@
 
 #include <cstddef>
 
-#include "memory/detour.h"
-#include "memory/registry.h"
+#include "memory/blocks/registry.h"
+#include "memory/transfers/detour.h"
 
 namespace kvshim::copies {
 

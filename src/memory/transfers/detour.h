@@ -4,7 +4,7 @@
 
 #include "driver/capture.h"
 #include "driver/contexts.h"
-#include "memory/owner.h"
+#include "memory/blocks/owner.h"
 
 namespace kvshim {
 

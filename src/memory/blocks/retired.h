@@ -6,7 +6,7 @@
 // where memory is short; never inside an allocation or a query, for which a stream may be waiting.
 #pragma once
 
-#include "memory/registry.h"
+#include "memory/blocks/registry.h"
 
 namespace kvshim::retired {
 

@@ -10,11 +10,11 @@
 #include "base/options.h"
 #include "base/pool.h"
 #include "driver/capture.h"
+#include "memory/blocks/owner.h"
+#include "memory/blocks/registry.h"
+#include "memory/blocks/retired.h"
 #include "memory/engine.h"
-#include "memory/owner.h"
-#include "memory/registry.h"
-#include "memory/residency.h"
-#include "memory/retired.h"
+#include "memory/kinds/residency.h"
 #include "telemetry/counters.h"
 
 namespace kvshim::engine {

@@ -5,7 +5,7 @@
 // malloc, and a destructor; libgcc_s.so.1 is there in every process with C++ in it (Python with any
 // of the frameworks). It is looked up, never loaded: dlopen would take the loader's lock inside a
 // call.
-#include "memory/caller.h"
+#include "memory/routing/caller.h"
 
 #include <errno.h>
 #include <link.h>

@@ -1,6 +1,6 @@
 // CPU threads that fill ranges of memory, cut so that no two share a huge page; see placement.h.
 // Knows nothing of CUDA.
-#include "memory/placement.h"
+#include "memory/kinds/placement.h"
 
 #include <fcntl.h>
 #include <pthread.h>

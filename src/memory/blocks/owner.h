@@ -14,7 +14,7 @@
 
 #include "base/lock.h"
 #include "driver/device.h"
-#include "memory/slab.h"
+#include "memory/kinds/slab.h"
 
 namespace kvshim {
 

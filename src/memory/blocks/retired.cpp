@@ -1,6 +1,6 @@
 // The list of blocks that were freed in stream order, oldest first; see retired.h. Entries stay in
 // the list, marked, while a thread works on them: contains() must know them until they are gone.
-#include "memory/retired.h"
+#include "memory/blocks/retired.h"
 
 #include <sched.h>
 
@@ -11,7 +11,7 @@
 #include "base/pool.h"
 #include "driver/capture.h"
 #include "driver/functions.h"
-#include "memory/owner.h"
+#include "memory/blocks/owner.h"
 #include "memory/release.h"
 
 namespace kvshim::retired {

@@ -1,6 +1,6 @@
 // See spill.h. Whatever is allowed is counted in the same step: two threads, or two processes, that
 // ask at once never both get the same bytes.
-#include "memory/spill.h"
+#include "memory/budget/spill.h"
 
 #include <atomic>
 
@@ -9,7 +9,7 @@
 #include "driver/device.h"
 #include "driver/functions.h"
 #include "driver/host_memory.h"
-#include "memory/route.h"
+#include "memory/routing/route.h"
 #include "telemetry/counters.h"
 
 namespace kvshim::spill {

@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include "memory/registry.h"
-#include "memory/route.h"
+#include "memory/blocks/registry.h"
+#include "memory/routing/route.h"
 
 namespace kvshim::tally {
 

@@ -1,8 +1,8 @@
 // See batches.h.
-#include "memory/batches.h"
+#include "memory/transfers/batches.h"
 
 #include "driver/capture.h"
-#include "memory/registry.h"
+#include "memory/blocks/registry.h"
 
 namespace kvshim::copies {
 

@@ -1,6 +1,6 @@
 // See slab.h. First fit over a bitmap per slab. A slab remembers an upper bound of its longest free
 // run, so that slabs without room for a request are passed over without looking at their bitmap.
-#include "memory/slab.h"
+#include "memory/kinds/slab.h"
 
 #include <sys/mman.h>
 
@@ -8,8 +8,8 @@
 #include <new>
 
 #include "base/sizes.h"
+#include "memory/blocks/registry.h"
 #include "memory/peers.h"
-#include "memory/registry.h"
 
 namespace kvshim {
 

@@ -1,6 +1,6 @@
 // See registry.h. An ordered map, since queries come with interior addresses. Its nodes come from a
 // pool of our own: no use of the host's heap under the lock.
-#include "memory/registry.h"
+#include "memory/blocks/registry.h"
 
 #include <algorithm>
 #include <atomic>
@@ -9,7 +9,7 @@
 
 #include "base/lock.h"
 #include "base/pool.h"
-#include "memory/owner.h"
+#include "memory/blocks/owner.h"
 
 namespace kvshim::registry {
 

@@ -1,7 +1,7 @@
 // Claims as locks on ranges of a file; see ledger.h. Descriptors are open only while a block is
 // being placed. A child forked meanwhile shares them: the claim is given up by unlocking, not by
 // closing, so that such a child does not keep it.
-#include "memory/ledger.h"
+#include "memory/budget/ledger.h"
 
 #include <errno.h>
 #include <fcntl.h>

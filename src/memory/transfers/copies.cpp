@@ -1,14 +1,14 @@
 // See copies.h.
-#include "memory/copies.h"
+#include "memory/transfers/copies.h"
 
 #include "base/log.h"
 #include "base/options.h"
 #include "driver/capture.h"
 #include "driver/contexts.h"
-#include "memory/detour.h"
-#include "memory/owner.h"
+#include "memory/blocks/owner.h"
+#include "memory/blocks/retired.h"
 #include "memory/peers.h"
-#include "memory/retired.h"
+#include "memory/transfers/detour.h"
 
 namespace kvshim::copies {
 

@@ -1,9 +1,9 @@
 // See route.h. Without rules a route is two comparisons.
-#include "memory/route.h"
+#include "memory/routing/route.h"
 
 #include "base/format.h"
-#include "memory/caller.h"
-#include "memory/tally.h"
+#include "memory/routing/caller.h"
+#include "memory/routing/tally.h"
 
 namespace kvshim {
 

@@ -1,11 +1,11 @@
 // See tally.h.
-#include "memory/tally.h"
+#include "memory/routing/tally.h"
 
 #include <atomic>
 
 #include "base/options.h"
 #include "driver/device.h"
-#include "memory/owner.h"
+#include "memory/blocks/owner.h"
 #include "telemetry/counters.h"
 
 namespace kvshim::tally {

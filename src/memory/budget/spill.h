@@ -10,8 +10,8 @@
 #include <cstdint>
 
 #include "base/options.h"
-#include "memory/host_budget.h"
-#include "memory/ledger.h"
+#include "memory/budget/host_budget.h"
+#include "memory/budget/ledger.h"
 
 namespace kvshim::spill {
 

@@ -1,6 +1,6 @@
 // Owners of blocks and the wait that a free needs; owner.h says why it is made this way. Nothing
 // here decides what a block becomes.
-#include "memory/owner.h"
+#include "memory/blocks/owner.h"
 
 #include <sys/mman.h>
 

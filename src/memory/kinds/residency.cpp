@@ -1,5 +1,5 @@
 // See residency.h.
-#include "memory/residency.h"
+#include "memory/kinds/residency.h"
 
 #include "base/log.h"
 #include "base/sizes.h"
