@@ -60,9 +60,15 @@ constexpr Word<PeerPolicy> kPeers[] = {
 };
 constexpr Word<MemInfo> kMemInfos[] = {{"real", MemInfo::real}, {"virtual", MemInfo::with_spill}};
 constexpr Word<SpillPolicy> kSpills[] = {
+    {"auto", SpillPolicy::automatic},
     {"threshold", SpillPolicy::threshold},
     {"pressure", SpillPolicy::pressure},
     {"both", SpillPolicy::both},
+};
+constexpr Word<Summary> kSummaries[] = {
+    {"auto", Summary::automatic},
+    {"0", Summary::off},
+    {"1", Summary::on},
 };
 constexpr Word<HandleChoice> kHandles[] = {
     {"auto", HandleChoice::automatic},
@@ -100,6 +106,9 @@ constexpr const auto& words_of(const MemInfo*) {
 }
 constexpr const auto& words_of(const SpillPolicy*) {
   return kSpills;
+}
+constexpr const auto& words_of(const Summary*) {
+  return kSummaries;
 }
 constexpr const auto& words_of(const HandleChoice*) {
   return kHandles;
@@ -303,6 +312,13 @@ void parse_options(const char* (*lookup)(const char* env), Options* into, Origin
     from[i] = text == nullptr            ? Origin::default_value
               : option.parse(text, into) ? Origin::environment
                                          : Origin::refused;
+  }
+  if (into->spill == SpillPolicy::automatic) {
+    into->spill = into->meminfo == MemInfo::with_spill ? SpillPolicy::both : SpillPolicy::threshold;
+  }
+  if (into->summary == Summary::automatic) {
+    const bool on = into->log >= LogLevel::info || into->dry_run;
+    into->summary = on ? Summary::on : Summary::off;
   }
 }
 

@@ -17,7 +17,9 @@ enum class AsyncPolicy : std::uint8_t { native, route };
 enum class IpcPolicy : std::uint8_t { emulate, off };
 enum class PeerPolicy : std::uint8_t { automatic, enabled, off };
 enum class MemInfo : std::uint8_t { real, with_spill };
-enum class SpillPolicy : std::uint8_t { threshold, pressure, both };
+// automatic: never in an Options, parsing decides.
+enum class SpillPolicy : std::uint8_t { automatic, threshold, pressure, both };
+enum class Summary : std::uint8_t { automatic, off, on };
 enum class HandleChoice : std::uint8_t { automatic, fabric, posix, none };
 
 struct Options {
@@ -64,10 +66,13 @@ bool same_word(std::string_view a, std::string_view b);
 // For tests: parse a given environment instead of the process's. `lookup` returns NULL for unset.
 void parse_options(const char* (*lookup)(const char* env), Options* into, Origin* origins);
 
-// Says what was read, once a process: refused values and unknown names (always), the threshold and
-// options that were set (info), all of them (debug). For the moment when a process turns out to use
-// CUDA memory: one that never does is told nothing.
+// Says what was read, once a process: what log_mistakes() says, the threshold and options that were
+// set (info), all of them (debug). For the moment when a process turns out to use CUDA memory: one
+// that never does is told nothing.
 void log_options();
+// Refused values, unknown names, options that cannot do anything: once a process. Enough where a
+// program only asks how much memory there is, for it plans by the answer.
+void log_mistakes();
 
 // After fork in the child nothing changes: options are inherited.
 

@@ -34,8 +34,11 @@ void report_refused() {
       continue;
     }
     const std::string_view shown = std::string_view(value != nullptr ? value : "").substr(0, 128);
-    log::error("{}=\"{}\" is not understood ({}); using the default {}", option.env,
+    const bool bare = std::string_view(option.type) == "size" && !shown.empty() &&
+                      shown.find_first_not_of("0123456789") == shown.npos;
+    log::error("{}=\"{}\" is not understood ({}{}); using the default {}", option.env,
                fmt::string_view(shown.data(), shown.size()), option.allowed,
+               bare ? "; a size has a unit: 512M" : "",
                option.default_text[0] != '\0' ? option.default_text : "\"\"");
   }
 }
@@ -93,6 +96,22 @@ void report_unknown() {
   }
 }
 
+// What was set and cannot do anything.
+void report_idle(const Options& now) {
+  for (unsigned index = 0; index + 1 < now.rules.count; ++index) {
+    if (!matches_all(now.rules.list[index])) continue;
+    log::warn("KVSHIM_RULES: rule {} takes every block: what stands behind it is never asked",
+              index + 1);
+    break;
+  }
+  if (now.nvml && now.meminfo == MemInfo::real) {
+    log::warn("KVSHIM_NVML=1 has no effect without KVSHIM_MEMINFO=virtual");
+  }
+  if (now.dry_run && now.meminfo == MemInfo::with_spill) {
+    log::warn("KVSHIM_MEMINFO=virtual adds nothing in a dry run (KVSHIM_DRY_RUN)");
+  }
+}
+
 // As they were understood: sizes in bytes never hide a lost unit.
 void report_rules(const Rules& rules) {
   for (unsigned index = 0; index < rules.count; ++index) {
@@ -102,12 +121,20 @@ void report_rules(const Rules& rules) {
 
 }  // namespace
 
-void log_options() {
+void log_mistakes() {
   static constinit log::Once said;
   if (!said.first()) return;
   const Options& now = options();
   report_refused();
   report_unknown();
+  report_idle(now);
+}
+
+void log_options() {
+  static constinit log::Once said;
+  if (!said.first()) return;
+  const Options& now = options();
+  log_mistakes();
   if (!log::enabled(LogLevel::info)) return;
   constexpr const char* origin_texts[] = {"default", "from the environment",
                                           "default, the environment's value was refused"};

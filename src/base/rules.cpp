@@ -122,7 +122,7 @@ class Parser {
     if (!take(':')) return refuse(at_, seen_ == 0 ? "':' and a kind of memory" : kWantMore);
     const std::size_t start = at_;
     if (!parse_kind(take_word(), &rule->kind)) {
-      return refuse(start, "a kind of memory, one of those that KVSHIM_LARGE takes");
+      return refuse(start, "a kind of memory: managed, host, vmm or native");
     }
     return true;
   }
@@ -252,12 +252,20 @@ RuleText describe(const Rule& rule) {
     const fmt::string_view name(kSubjectNames[i].data(), kSubjectNames[i].size());
     const Exact from = exact(subject, range.from);
     const Exact to = exact(subject, range.to);
+    // "more than 1GiB" is not to read as a number of bytes.
+    const bool more = range.from % kKiB == 1 && is_size(subject);
+    const bool less = range.to % kKiB == kKiB - 1 && is_size(subject);
     if (range.from == range.to) {
       add("{}{}={}", comma, name, from.text);
     } else if (range.to == ~0ull) {
-      add("{}{}{}{}", comma, name, is_held(subject) ? "=" : ">=", from.text);
+      add("{}{}{}{}", comma, name,
+          is_held(subject) ? "="
+          : more           ? ">"
+                           : ">=",
+          more ? exact(subject, range.from - 1).text : from.text);
     } else if (range.from == 0) {
-      add("{}{}<={}", comma, name, to.text);
+      add("{}{}{}{}", comma, name,
+          less ? "<" : "<=", less ? exact(subject, range.to + 1).text : to.text);
     } else {
       add("{}{}={}..{}", comma, name, from.text, to.text);
     }

@@ -60,9 +60,7 @@ void prepare() noexcept {
     return;
   if (prepared.exchange(true, std::memory_order_acq_rel)) return;
   pthread_atfork(nullptr, nullptr, in_forked_child);
-  if (options().summary || options().dry_run || options().log >= LogLevel::info) {
-    atexit(telemetry::write_summary);
-  }
+  if (options().summary == Summary::on) atexit(telemetry::write_summary);
 }
 
 // May memory be allocated or freed here and now? The driver's own answer, for 70 ns and without any
@@ -79,14 +77,33 @@ void call_out_large(std::uint64_t bytes, const driver::Device& device, Kind kind
   if (total == 0 || bytes <= total / 5 * 3) return;
   static constinit log::Once said;
   if (!said.first()) return;
-  // With host memory told as the device's a program that plans takes such blocks on purpose.
+  // With host memory told as the device's a program that plans takes such blocks on purpose; by a
+  // rule or as host memory the user does.
+  const bool chosen = options().meminfo == MemInfo::with_spill || options().rules.count != 0 ||
+                      options().large == Kind::host;
   log::print(
-      options().meminfo == MemInfo::with_spill ? LogLevel::info : LogLevel::warn,
+      chosen ? LogLevel::info : LogLevel::warn,
       "one block of {} is {}% of device {} and {}: if a framework preallocates, all of its memory "
       "is of one kind now. JAX: XLA_PYTHON_CLIENT_PREALLOCATE=false, or a smaller "
       "XLA_PYTHON_CLIENT_MEM_FRACTION; TensorFlow: TF_FORCE_GPU_ALLOW_GROWTH=true. KVSHIM_CEILING "
       "keeps such blocks out of host memory",
       format_size(bytes).c_str(), bytes / (total / 100), device.ordinal(), kind_name(kind));
+}
+
+// The program was told of host memory that this block may not take.
+void call_out_refusal(std::uint64_t bytes, const driver::Device& device, Kind kind) noexcept {
+  if (uses_host(kind) || may_spill(bytes, options())) return;
+  const std::uint64_t unused = spill::told(device.ordinal()).free;
+  static constinit log::Once said;
+  if (unused == 0 || !said.first()) return;
+  const bool by_ceiling = bytes >= options().ceiling;
+  log::warn(
+      "a {} block of {} refused: device {} has no room for it. {} of host memory that the program "
+      "was "
+      "told of are unused, for {}",
+      kind_name(kind), format_size(bytes).c_str(), device.ordinal(), format_size(unused).c_str(),
+      by_ceiling ? "KVSHIM_CEILING keeps it out of them"
+                 : "KVSHIM_SPILL=threshold keeps it out of them: KVSHIM_SPILL=both lets it in");
 }
 
 // Hands the block over to wait for the stream's work. The event belongs to the stream's context,
@@ -162,6 +179,7 @@ CUresult allocate(CUdeviceptr* out, std::size_t bytes) noexcept {
   if (code != CUDA_SUCCESS) {
     if (code == CUDA_ERROR_OUT_OF_MEMORY) {
       counters.out_of_memory.fetch_add(1, std::memory_order_relaxed);
+      call_out_refusal(bytes, owner->device(), wanted);
     }
     log::debug("{} bytes on device {} as {} ({}): {} {}", bytes, owner->device().ordinal(),
                kind_name(wanted), why_text(way).text, static_cast<int>(code),
@@ -279,6 +297,7 @@ bool free_async(CUdeviceptr ptr, CUstream stream, CUresult* result) noexcept {
 }
 
 CUresult mem_info(std::size_t* free, std::size_t* total) noexcept {
+  log_mistakes();
   retired::reap(nullptr);
   std::size_t real_free = 0;
   std::size_t real_total = 0;

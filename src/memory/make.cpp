@@ -54,6 +54,12 @@ CUresult make(Kind kind, Owner& owner, std::uint64_t bytes, Block* block) noexce
   return driver::cuMemAlloc_v2(&block->base, bytes);
 }
 
+// Where host memory is told as the device's, a block that the host is short of may lie on the
+// device.
+bool short_host_falls(CUresult code) noexcept {
+  return code == CUDA_ERROR_OUT_OF_MEMORY && options().meminfo == MemInfo::with_spill;
+}
+
 // From the routed kind down to native. A kind that a device lacks falls to the next one; out of
 // memory is tried again once with the cache emptied, and then natively.
 CUresult make_or_fall(Kind wanted, Owner& owner, std::uint64_t bytes, Block* block) noexcept {
@@ -62,7 +68,7 @@ CUresult make_or_fall(Kind wanted, Owner& owner, std::uint64_t bytes, Block* blo
     CUresult code = make(kind, owner, bytes, block);
     if (code == CUDA_ERROR_OUT_OF_MEMORY && engine::make_room())
       code = make(kind, owner, bytes, block);
-    if (!driver::Device::is_refusal(code)) return code;
+    if (!driver::Device::is_refusal(code) && !short_host_falls(code)) return code;
     kind = Kind::managed;
   }
   if (kind == Kind::managed) {
@@ -70,7 +76,7 @@ CUresult make_or_fall(Kind wanted, Owner& owner, std::uint64_t bytes, Block* blo
     if (code != CUDA_SUCCESS && retired::reap_managed() != 0) {
       code = make(kind, owner, bytes, block);
     }
-    if (code != CUDA_ERROR_NOT_SUPPORTED) return code;
+    if (code != CUDA_ERROR_NOT_SUPPORTED && !short_host_falls(code)) return code;
     kind = Kind::vmm;
   }
   CUresult code = make(kind, owner, bytes, block);

@@ -53,7 +53,11 @@ bool any_block() {
 
 void kinds(Page& page) {
   const Options& chosen = options();
-  if (!any_block()) return page.line("  no allocation went through kvshim");
+  if (!any_block()) {
+    const bool refused = get(counters.out_of_memory) != 0;
+    return page.line("  {}", refused ? "no block was made: every request was refused"
+                                     : "no allocation went through kvshim");
+  }
   page.line("  {:<8} {:>10} {:>10} {:>12} {:>12} {:>12}", "kind", "blocks", "live", "bytes", "live",
             "peak");
   for (unsigned index = 0; index < kKindCount; ++index) {
@@ -63,19 +67,20 @@ void kinds(Page& page) {
               get(kind.blocks), get(kind.live), format_size(get(kind.bytes)).c_str(),
               format_size(get(kind.live_bytes)).c_str(), format_size(get(kind.peak_bytes)).c_str());
   }
+  const char* unless = chosen.rules.count != 0 ? ", where no rule decides" : "";
   if (chosen.spill == SpillPolicy::pressure) {
-    page.line("  no threshold (KVSHIM_SPILL=pressure): every block is {} until memory is short",
-              kind_name(chosen.small));
+    page.line("  no threshold (KVSHIM_SPILL=pressure): every block is {} until memory is short{}",
+              kind_name(chosen.small), unless);
   } else if (chosen.threshold == kNever) {
-    page.line("  no threshold: every block is {}", kind_name(chosen.small));
+    page.line("  no threshold: every block is {}{}", kind_name(chosen.small), unless);
   } else if (chosen.threshold == 0) {
-    page.line("  the threshold is 0: every block is {}", kind_name(chosen.large));
+    page.line("  the threshold is 0: every block is {}{}", kind_name(chosen.large), unless);
   } else {
     const std::uint64_t largest = get(counters.largest_small);
-    page.line("  {} and more: {}; less: {}{}{}{}", format_size(chosen.threshold).c_str(),
+    page.line("  {} and more: {}; less: {}{}{}{}{}", format_size(chosen.threshold).c_str(),
               kind_name(chosen.large), kind_name(chosen.small),
               largest == 0 ? "" : " (largest of these: ",
-              largest == 0 ? "" : format_size(largest).c_str(), largest == 0 ? "" : ")");
+              largest == 0 ? "" : format_size(largest).c_str(), largest == 0 ? "" : ")", unless);
   }
 }
 
@@ -99,11 +104,13 @@ void reasons(Page& page) {
          counters.by_rule[index]);
   }
   for (unsigned why = 0; why < kWhyCount; ++why) {
-    line(why_name(static_cast<Why>(why)), counters.by[why]);
+    const bool no_threshold =
+        static_cast<Why>(why) == Why::threshold && options().spill == SpillPolicy::pressure;
+    line(no_threshold ? "device memory first" : why_name(static_cast<Why>(why)), counters.by[why]);
   }
   for (unsigned index = 0; index < rules.count; ++index) {
     if (get(counters.by_rule[index].calls) != 0) continue;
-    page.line("  rule {}, {}, matched nothing", index + 1, describe(rules.list[index]).text);
+    page.line("  rule {}, {}, made no block", index + 1, describe(rules.list[index]).text);
   }
 }
 
@@ -153,11 +160,16 @@ void memory(Page& page) {
                 format_size(get(device.spilled.live_bytes)).c_str(),
                 format_size(get(device.spilled.peak_bytes)).c_str());
     }
+    const driver::Device* known = driver::used_device(index);
+    std::uint64_t total = get(device.real_total);
+    if (total == 0 && known != nullptr) total = known->total_bytes();
+    if (total == 0) continue;
+    const bool asked = get(device.real_total) != 0;
+    page.line("  device {}: has {}{}{}", index, format_size(total).c_str(),
+              asked ? ", free when last asked: " : "",
+              asked ? format_size(get(device.real_free)).c_str() : "");
     if (get(device.told) == 0) continue;
-    page.line("  device {}: the program was told of {} more than the {} that the device has", index,
-              format_size(get(device.told)).c_str(), format_size(get(device.real_total)).c_str());
-    page.line("    of which {} were free when last asked",
-              format_size(get(device.real_free)).c_str());
+    page.line("    the program was told of {} more", format_size(get(device.told)).c_str());
   }
 }
 

@@ -120,12 +120,124 @@ CASE("an engine that sizes itself as vLLM does plans with device and host memory
     EXPECT_IN(cache > 512 && cache < 560, result.out);
     EXPECT_IN(result.lines(" warn: ").empty() && result.lines(" error: ").empty(), result.err);
     const Summary summary = summary_of(result.err);
-    EXPECT_IN(summary.says("device 0: the program was told of 256 MiB more than the 512 MiB that "
-                           "the device has"),
+    EXPECT_IN(summary.says("device 0: has 512 MiB, free when last asked: ") &&
+                  summary.says("the program was told of 256 MiB more"),
               result.err);
     EXPECT_IN(summary.says("device 0: in host memory 0 B now, "), result.err);
     EXPECT_IN(result.seconds < 15, result.show());
   }
+}
+
+CASE(
+    "one variable is enough: the same engine with KVSHIM_MEMINFO=virtual and no threshold of its "
+    "own") {
+  for (const char* const scene : {"engine_of_16_layers", "engine_of_one_block"}) {
+    for (const char* const large : {"managed", "host", "vmm"}) {
+      const Result result = run(
+          kPreloaded, scene, with_virtual({{"KVSHIM_THRESHOLD", "2GiB"}, {"KVSHIM_LARGE", large}}));
+      EXPECT_IN(result.ended(0), result.show());
+      EXPECT_IN(result.out.find("total 768 cache 5") != std::string::npos, result.out);
+      EXPECT_IN(result.lines(" warn: ").empty() && result.lines(" error: ").empty(), result.err);
+      // The device first: only what it has no room for is anywhere else.
+      const Summary summary = summary_of(result.err);
+      EXPECT_IN(summary.says("why: pressure: ") || summary.says("why: fallback: 1 blocks"),
+                result.err);
+    }
+  }
+}
+
+CASE("what is told at the first question is said, and why it is nothing") {
+  const auto told = [](Environment more) {
+    more.emplace_back("KVSHIM_LOG", "info");
+    return run(kPreloaded, "asks_only", with_virtual(std::move(more)));
+  };
+  const Result result = told({});
+  EXPECT_IN(result.ended(0), result.show());
+  const std::string line = "device 0: the program is told of 256 MiB more than it has (limited by ";
+  EXPECT_IN(result.lines(line + "KVSHIM_HOST_LIMIT; 1 devices)").size() == 1, result.err);
+  EXPECT_IN(told({{"KVSHIM_SPILL_LIMIT", "64MiB"}})
+                    .lines("64 MiB more than it has (limited by "
+                           "KVSHIM_SPILL_LIMIT")
+                    .size() == 1,
+            result.err);
+  const Result nothing = told({{"KVSHIM_CEILING", "0"}});
+  EXPECT_IN(nothing.lines("warn: device 0: KVSHIM_MEMINFO=virtual adds nothing").size() == 1,
+            nothing.err);
+  // A program that only asks learns of a slip of the pen all the same.
+  const Result slip =
+      run(kPreloaded, "asks_only",
+          {{"KVSHIM_MEMINFO", "vitual"}, {"KVSHIM_TRESHOLD", "1G"}, {"KVSHIM_HOST_LIMIT", "5"}});
+  EXPECT_IN(slip.ended(0), slip.show());
+  EXPECT_IN(slip.lines("KVSHIM_MEMINFO=\"vitual\" is not understood").size() == 1, slip.err);
+  EXPECT_IN(slip.lines("the nearest one is KVSHIM_THRESHOLD").size() == 1, slip.err);
+  EXPECT_IN(slip.lines("a size has a unit: 512M").size() == 1, slip.err);
+}
+SCENE(asks_only) {
+  use_device();
+  info();
+  info();
+  return 0;
+}
+
+CASE(
+    "a block that may not take the host memory told: 2, and one line that says what would let it") {
+  const auto refused = [](Environment more) {
+    return run(kPreloaded, "many_small", with_virtual(std::move(more)));
+  };
+  const Result kept = refused({{"KVSHIM_SPILL", "threshold"}});
+  EXPECT_IN(kept.ended(0), kept.show());
+  EXPECT_IN(
+      kept.lines("refused: device 0 has no room for it. 256 MiB of host memory").size() == 1 &&
+          kept.lines("KVSHIM_SPILL=both lets it in").size() == 1,
+      kept.err);
+  const Result ceiling = refused({{"KVSHIM_CEILING", "8MiB"}});
+  EXPECT_IN(ceiling.ended(0), ceiling.show());
+  EXPECT_IN(ceiling.lines("KVSHIM_CEILING keeps it out of them").size() == 1, ceiling.err);
+  // Nothing of the kind where nothing was told, and where the block goes there.
+  const Result real = refused({{"KVSHIM_MEMINFO", "real"}});
+  EXPECT_IN(real.ended(0) && real.lines("refused").empty(), real.show());
+  const Result both = refused({});
+  EXPECT_IN(both.out == "48\n" && both.lines("of host memory that the program was told").empty(),
+            both.show());
+  EXPECT_IN(kept.out != both.out && kept.out == real.out, kept.out + real.out);
+}
+SCENE(many_small) {
+  use_device();
+  std::vector<CUdeviceptr> blocks;
+  for (CUdeviceptr block = 0; blocks.size() < 48; blocks.push_back(block)) {
+    if (cuMemAlloc(&block, 15 * kMiB) != CUDA_SUCCESS) break;  // 720 MiB of 768 in all
+  }
+  for (const CUdeviceptr block : blocks) use(block, 15 * kMiB);
+  std::printf("%zu\n", blocks.size());
+  CUdeviceptr once_more = 0;
+  if (blocks.size() < 48) EXPECT(cuMemAlloc(&once_more, 15 * kMiB) == CUDA_ERROR_OUT_OF_MEMORY);
+  for (const CUdeviceptr block : blocks) OK(cuMemFree(block));
+  return 0;
+}
+
+CASE("host memory that the driver has not, though the budget has it: the device takes the block") {
+  const Result result = run(kPreloaded, "host_runs_short",
+                            with_virtual({{"KVSHIM_LARGE", "host"}, {"KVSIM_HOST_MEMORY", "64M"}}));
+  EXPECT_IN(result.ended(0), result.show());
+  EXPECT_IN(result.lines("the driver has no more memory of NUMA node 0").size() >= 1, result.err);
+  // With the device's figures alone it is the user's word that counts: host or nothing.
+  const Result real = run(
+      kPreloaded, "host_runs_short",
+      with_virtual(
+          {{"KVSHIM_LARGE", "host"}, {"KVSIM_HOST_MEMORY", "64M"}, {"KVSHIM_MEMINFO", "real"}}));
+  EXPECT_IN(real.ended(CUDA_ERROR_OUT_OF_MEMORY), real.show());
+}
+SCENE(host_runs_short) {
+  use_device();
+  const CUdeviceptr first = allocate(40 * kMiB);
+  CUdeviceptr second = 0;
+  const CUresult code = cuMemAlloc(&second, 40 * kMiB);
+  if (code != CUDA_SUCCESS) return code;
+  use(first, 40 * kMiB);
+  use(second, 40 * kMiB);
+  OK(cuMemFree(second));
+  OK(cuMemFree(first));
+  return 0;
 }
 
 CASE("with real figures the same engine plans with the device alone") {
@@ -141,7 +253,8 @@ CASE("an engine that asks for more than it was told gets code 2 and one line, an
   const Result result = run(kPreloaded, "greedy", with_virtual());
   EXPECT_IN(result.ended(0), result.show());
   const auto lines = result.lines("refused: ");
-  EXPECT_IN(lines.size() == 1 && lines[0].find("KVSHIM_SPILL_LIMIT leaves") != std::string::npos,
+  EXPECT_IN(lines.size() == 1 &&
+                lines[0].find("told with KVSHIM_MEMINFO=virtual leaves") != std::string::npos,
             result.err);
   EXPECT_IN(result.count("cuMemAllocManaged") == 0, result.show());
 }

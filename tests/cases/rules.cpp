@@ -75,7 +75,7 @@ SCENE(three_blocks) {
   return 0;
 }
 
-CASE("the account says why, rule by rule, and which rules matched nothing") {
+CASE("the account says why, rule by rule, and which rules made no block") {
   const Result result = run(
       kPreloaded, "three_blocks",
       small_threshold({{"KVSHIM_RULES", "size=4KiB:native; device=7:vmm; size>=80MiB:managed"}}));
@@ -84,7 +84,7 @@ CASE("the account says why, rule by rule, and which rules matched nothing") {
   EXPECT_IN(summary.says("why: rule 1, size=4KiB:native: 1 blocks, 4 KiB"), summary.text);
   EXPECT_IN(summary.says("why: rule 3, size>=80MiB:managed: 1 blocks, 80 MiB"), summary.text);
   EXPECT_IN(summary.says("why: threshold: 1 blocks, 16 MiB"), summary.text);
-  EXPECT_IN(summary.says("rule 2, device=7:vmm, matched nothing"), summary.text);
+  EXPECT_IN(summary.says("rule 2, device=7:vmm, made no block"), summary.text);
 }
 
 CASE(

@@ -88,7 +88,7 @@ TEST_CASE("an empty environment gives the documented defaults") {
   CHECK(options.prefetch == 0);
   CHECK(options.log == LogLevel::warn);
   CHECK(std::string(options.log_file).empty());
-  CHECK(options.summary == false);
+  CHECK(options.summary == Summary::off);
   CHECK(options.host_limit == kAuto);
   CHECK(options.host_reserve == kAuto);
   CHECK(options.spill_limit == kAuto);
@@ -132,11 +132,13 @@ TEST_CASE("a refused text leaves the option untouched") {
   }
 }
 
-TEST_CASE("KVSHIM_DISABLE and KVSHIM_SUMMARY are 0 or 1") {
+TEST_CASE("KVSHIM_DISABLE and KVSHIM_SUMMARY") {
   takes("KVSHIM_DISABLE", &Options::disable, "0", false);
   takes("KVSHIM_DISABLE", &Options::disable, "1", true);
   refuses("KVSHIM_DISABLE", &Options::disable, {"", "2", "01", "yes", "true", "on", "-1"});
-  takes("KVSHIM_SUMMARY", &Options::summary, "1", true);
+  takes("KVSHIM_SUMMARY", &Options::summary, "1", Summary::on);
+  takes("KVSHIM_SUMMARY", &Options::summary, "0", Summary::off);
+  takes("KVSHIM_SUMMARY", &Options::summary, "auto", Summary::off);  // with the log's default
   refuses("KVSHIM_SUMMARY", &Options::summary, {"", "y", "10"});
 }
 
@@ -224,7 +226,7 @@ TEST_CASE("rules that are understood are written down at info level, sizes exact
                               [] { log_options(); });
   CHECK(child.lines().find("info: KVSHIM_RULES = 2 rules, from the environment\n") !=
         std::string::npos);
-  CHECK(child.lines().find("info: rule 1: size>=1073741825B:managed\n") != std::string::npos);
+  CHECK(child.lines().find("info: rule 1: size>1GiB:managed\n") != std::string::npos);
   CHECK(child.lines().find("info: rule 2: *:vmm\n") != std::string::npos);
   CHECK(in_child({{"KVSHIM_RULES", " "}}, [] { log_options(); }).err.empty());
 }
@@ -323,7 +325,9 @@ TEST_CASE("correct options are read without a word") {
   const auto child =
       in_child({{"KVSHIM_THRESHOLD", "4G"}, {"KVSHIM_LARGE", "vmm"}, {"KVSHIM_SUMMARY", "1"}}, [] {
         const Options& now = options();
-        return now.threshold == 4 * kGiB && now.large == Kind::vmm && now.summary ? 0 : 1;
+        return now.threshold == 4 * kGiB && now.large == Kind::vmm && now.summary == Summary::on
+                   ? 0
+                   : 1;
       });
   CHECK(child.status == 0);
   CHECK(child.err.empty());

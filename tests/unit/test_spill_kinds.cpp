@@ -72,25 +72,34 @@ TEST_CASE("a host block's bytes come back with its context, freed in stream orde
   CHECK(kvsim_host_bytes() == 0);
 }
 
-TEST_CASE("a host block that fails half way gives its bytes back") {
+TEST_CASE("a host block that fails half way gives its bytes back: 2, or where told, another kind") {
   With options;
   options.rules("*:host");
-  for (const char* failure :
-       {"cuMemAddressReserve:1:2:*", "cuMemCreate@location=3:2:2:*", "cuMemMap:2:2:*"}) {
-    CAPTURE(failure);
-    const Engine engine;
-    host::handle_bytes = kPiece;
-    REQUIRE(kvsim_fail(failure) == 0);
-    CUdeviceptr out = kUntouched;
-    CHECK(allocate(&out, kBlock) != CUDA_SUCCESS);
-    CHECK(out == kUntouched);
-    kvsim_fail_none();
-    CHECK(spill::told(0).free == kLimit);
-    CHECK(kvsim_host_bytes() == 0);
-    const CUdeviceptr block = have(kLimit);  // all of it
-    CHECK(kind_of(block) == Kind::host);
-    CHECK(release(block) == CUDA_SUCCESS);
-  }
+  for (const MemInfo told : {MemInfo::real, MemInfo::with_spill})
+    for (const char* failure :
+         {"cuMemAddressReserve:1:2:*", "cuMemCreate@location=3:2:2:*", "cuMemMap:2:2:*"}) {
+      CAPTURE(failure);
+      options->meminfo = told;
+      const Engine engine;
+      host::handle_bytes = kPiece;
+      REQUIRE(kvsim_fail(failure) == 0);
+      CUdeviceptr out = kUntouched;
+      if (told == MemInfo::real) {
+        CHECK(allocate(&out, kBlock) == CUDA_ERROR_OUT_OF_MEMORY);
+        CHECK(out == kUntouched);
+      } else {
+        const CUdeviceptr other = have(kBlock);
+        CHECK(kind_of(other) == Kind::managed);
+        CHECK(spill::told(0).free == kLimit - kBlock);
+        CHECK(release(other) == CUDA_SUCCESS);
+        CHECK(spill::told(0).free == kLimit);
+      }
+      kvsim_fail_none();
+      CHECK(kvsim_host_bytes() == 0);
+      const CUdeviceptr block = have(kLimit);  // all of it
+      CHECK(kind_of(block) == Kind::host);
+      CHECK(release(block) == CUDA_SUCCESS);
+    }
 }
 
 TEST_CASE(
@@ -117,6 +126,8 @@ TEST_CASE(
 }
 
 TEST_CASE("a device is told of host memory where some way leads there, and only then") {
+  With threshold;
+  threshold->spill = SpillPolicy::threshold;
   const Engine engine;
   CHECK(spill::told(0).total == kLimit);  // the threshold
   CHECK(told_with("*:vmm") == 0);         // no block is left for it

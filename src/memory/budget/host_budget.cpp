@@ -3,6 +3,7 @@
 #include "memory/budget/host_budget.h"
 
 #include <fcntl.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -20,8 +21,10 @@ namespace {
 constexpr std::uint64_t kUnlimited = ~0ull;
 constexpr std::size_t kPathMax = 512;
 
-struct Text {
-  char data[2048];  // all that is asked for stands in front; the caller's stack may be small
+// The front of a file. The caller's stack may be small.
+template <std::size_t kSize>
+struct Front {
+  char data[kSize];
   bool read_from(const char* path) noexcept {
     const int file = open(path, O_RDONLY | O_CLOEXEC);
     if (file < 0) return false;
@@ -32,6 +35,8 @@ struct Text {
     return true;
   }
 };
+
+using Text = Front<2048>;  // all that is asked for stands there
 
 // The number at `text`; kUnlimited where there is none ("max").
 std::uint64_t number(const char* text) noexcept {
@@ -150,41 +155,83 @@ void limit_by_address_space(Measuring* measuring) noexcept {
   measuring->limit(most.rlim_cur > used ? most.rlim_cur - used : 0, "RLIMIT_AS", 0);
 }
 
+// The first node of a list such as "0-1,8" that comes after `node`; -1: none.
+int next_in(const char* list, int node) noexcept {
+  while (*list >= '0' && *list <= '9') {
+    char* end = nullptr;
+    const int first = static_cast<int>(strtol(list, &end, 10));
+    const int last = *end == '-' ? static_cast<int>(strtol(end + 1, &end, 10)) : first;
+    if (node < last) return node < first ? first : node + 1;
+    list = *end == ',' ? end + 1 : end;
+  }
+  return -1;
+}
+
+struct Nodes {
+  Front<256> list;
+  bool there = false;
+
+  Nodes(const char* root, const char* which) noexcept {
+    char name[kPathMax];
+    there = list.read_from(format_into(name, "{}/sys/devices/system/node/{}", root, which));
+  }
+  int after(int node) const noexcept { return there ? next_in(list.data, node) : -1; }
+  bool has(int node) const noexcept { return after(node - 1) == node; }
+};
+
+const char* node_file(char (&name)[kPathMax], const char* root, int node) noexcept {
+  return format_into(name, "{}/sys/devices/system/node/node{}/meminfo", root, node);
+}
+
+// Free pages of one node, and its page cache that the kernel drops first, in bytes; kUnlimited:
+// not known. Lines are "Node 0 key".
+std::uint64_t free_of_node(const char* root, int node) noexcept {
+  char name[kPathMax];
+  char key[48];
+  Text text;
+  if (!text.read_from(node_file(name, root, node))) return kUnlimited;
+  const std::uint64_t free = field(text.data, format_into(key, "Node {} MemFree:", node));
+  const std::uint64_t cache = field(text.data, format_into(key, "Node {} Inactive(file):", node));
+  if (free == kUnlimited) return kUnlimited;
+  return (free + (cache != kUnlimited ? cache : 0)) * kKiB;
+}
+
+// Where CPU and GPU share page tables (Grace), the GPU's own memory is a NUMA node without
+// processors, and MemAvailable counts it.
+std::uint64_t free_without_processors(const char* root) noexcept {
+  const Nodes memory(root, "has_memory");
+  const Nodes processors(root, "has_cpu");
+  std::uint64_t sum = 0;
+  if (!processors.there) return 0;
+  for (int node = memory.after(-1); node >= 0; node = memory.after(node)) {
+    const std::uint64_t free = processors.has(node) ? 0 : free_of_node(root, node);
+    if (free != kUnlimited) sum += free;
+  }
+  return sum;
+}
+
 void limit_by_machine(Measuring* measuring, const char* root) noexcept {
   char name[kPathMax];
   Text text;
   const std::uint64_t claimed = measuring->claimed(format_into(name, "{}/proc/meminfo", root));
   if (!text.read_from(name)) return;
   const std::uint64_t kib = field(text.data, "MemAvailable:");
-  if (kib != kUnlimited) measuring->limit(kib * kKiB, "MemAvailable", claimed);
+  if (kib == kUnlimited) return;
+  const std::uint64_t elsewhere = free_without_processors(root);
+  const std::uint64_t bytes = kib * kKiB;
+  measuring->limit(bytes > elsewhere ? bytes - elsewhere : 0, "MemAvailable", claimed);
 }
 
-// True where all memory is one node's, so that MemAvailable says it better: the figures of the node
-// know less of what the kernel can drop, and in a virtual machine that was given more memory while
-// it ran they stay behind (seen: 23 GiB of 252).
-bool only_node(const char* root) noexcept {
-  char name[kPathMax];
-  Text text;
-  if (!text.read_from(format_into(name, "{}/sys/devices/system/node/has_memory", root))) {
-    return false;
-  }
-  return text.data[0] != '\0' && strpbrk(text.data, "-,") == nullptr;  // "0", not "0-1" or "0,8"
-}
-
-// Free pages of one node, and its page cache that the kernel drops first. Lines are "Node 0 key".
+// Where all memory is one node's MemAvailable says it better: the figures of the node know less of
+// what the kernel can drop, and in a virtual machine that was given more memory while it ran they
+// stay behind (seen: 23 GiB of 252).
 void limit_by_node(Measuring* measuring, const char* root, int node) noexcept {
-  if (only_node(root)) return;
+  const Nodes memory(root, "has_memory");
+  if (memory.there && memory.after(memory.after(-1)) < 0) return;
   char name[kPathMax];
-  char key[48];
-  Text text;
-  format_into(name, "{}/sys/devices/system/node/node{}/meminfo", root, node);
-  const std::uint64_t claimed = measuring->claimed(name);
-  if (!text.read_from(name)) return;
-  const std::uint64_t free = field(text.data, format_into(key, "Node {} MemFree:", node));
-  const std::uint64_t cache = field(text.data, format_into(key, "Node {} Inactive(file):", node));
-  if (free == kUnlimited) return;
-  measuring->limit((free + (cache != kUnlimited ? cache : 0)) * kKiB, "its NUMA node's free memory",
-                   claimed);
+  const std::uint64_t claimed = measuring->claimed(node_file(name, root, node));
+  const std::uint64_t free = free_of_node(root, node);
+  if (free != kUnlimited) measuring->limit(free, "its NUMA node's free memory", claimed);
 }
 
 constinit std::atomic<const char*> files_below{""};

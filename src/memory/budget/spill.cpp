@@ -39,6 +39,7 @@ struct Undecided {
 };
 constinit Undecided told_bytes[driver::kMaxDevices];
 constinit std::atomic<std::uint64_t> host_bytes{kUndecided};
+constinit std::atomic<const char*> host_bytes_by{""};
 
 bool has_record(CUdevice device) noexcept {
   return device >= 0 && device < driver::kMaxDevices;
@@ -78,6 +79,11 @@ std::uint64_t piece_of(std::uint64_t rest, std::uint64_t available) noexcept {
   return rest < piece ? rest : piece;
 }
 
+void give_back(CUdevice device, std::uint64_t bytes) noexcept {
+  spilled[device].fetch_sub(bytes, std::memory_order_acq_rel);
+  spilled_in_all.fetch_sub(bytes, std::memory_order_acq_rel);
+}
+
 bool decided(std::atomic<std::uint64_t>& value, std::uint64_t* out) noexcept {
   *out = value.load(std::memory_order_acquire);
   return *out != kUndecided;
@@ -94,9 +100,15 @@ std::uint64_t decide(std::atomic<std::uint64_t>& value, std::uint64_t bytes) noe
 std::uint64_t host_budget_bytes() noexcept {
   std::uint64_t bytes = 0;
   if (decided(host_bytes, &bytes)) return bytes;
-  bytes = host_budget::measure().available;
-  bytes = less(bytes, reserve_of(bytes)) + spilled_in_all.load(std::memory_order_relaxed);
-  if (options().host_limit != kAuto && options().host_limit < bytes) bytes = options().host_limit;
+  const host_budget::Budget there = host_budget::measure();
+  const char* by = there.limited_by;
+  bytes = less(there.available, reserve_of(there.available)) +
+          spilled_in_all.load(std::memory_order_relaxed);
+  if (options().host_limit != kAuto && options().host_limit < bytes) {
+    bytes = options().host_limit;
+    by = "KVSHIM_HOST_LIMIT";
+  }
+  host_bytes_by.store(by, std::memory_order_relaxed);
   return decide(host_bytes, bytes);
 }
 
@@ -138,17 +150,36 @@ std::uint64_t told_total(CUdevice device) noexcept {
   if (decided(told_bytes[device].bytes, &bytes)) return bytes;
   int devices = 0;
   if (driver::cuDeviceGetCount(&devices) != CUDA_SUCCESS || devices < 1) return 0;
-  if (may_spill(device)) {
+  const bool possible = may_spill(device);
+  const char* by = "";
+  if (possible) {
     bytes = host_budget_bytes();
+    by = host_bytes_by.load(std::memory_order_relaxed);
     const std::uint64_t limit = options().spill_limit;
     if (limit == kAuto) bytes /= static_cast<std::uint64_t>(devices);
-    if (limit != kAuto && limit < bytes) bytes = limit;
+    if (limit != kAuto && limit < bytes) {
+      bytes = limit;
+      by = "KVSHIM_SPILL_LIMIT";
+    }
     bytes -= bytes % (2 * kMiB);
   } else {
     bytes = 0;
   }
   bytes = decide(told_bytes[device].bytes, bytes);
   telemetry::counters.devices[device].told.store(bytes, std::memory_order_relaxed);
+  static constinit log::Once said[driver::kMaxDevices];
+  if (said[device].first()) {
+    if (possible) {
+      log::info("device {}: the program is told of {} more than it has (limited by {}; {} devices)",
+                device, format_size(bytes).c_str(), by, devices);
+    } else {
+      log::warn(
+          "device {}: KVSHIM_MEMINFO=virtual adds nothing: by the options, or by what the device "
+          "can "
+          "do, no block lies in host memory",
+          device);
+    }
+  }
   return bytes;
 }
 
@@ -162,7 +193,12 @@ Promise::Promise(CUdevice device, std::uint64_t bytes, const char* kind, int nod
 Promise::~Promise() {
   if (!granted_) return;
   to_place.fetch_sub(left_, std::memory_order_acq_rel);
-  if (!kept_) returned(device_, bytes_);
+  if (!kept_) give_back(device_, bytes_);
+}
+
+void Promise::keep() noexcept {
+  kept_ = true;
+  telemetry::counters.devices[device_].spilled.add(bytes_);
 }
 
 // A limit of this process's own; nothing is counted yet.
@@ -216,15 +252,14 @@ bool Promise::ask() noexcept {
   const std::uint64_t host_limit = chosen.host_limit != kAuto ? chosen.host_limit : kNever;
   // Looked at first, so that a hopeless request disturbs nobody's account; counted last.
   const auto fits = [&] {
-    return within(spilled[device_], device_limit, "KVSHIM_SPILL_LIMIT") &&
+    return within(spilled[device_], device_limit,
+                  share != 0 ? "the host memory told with KVSHIM_MEMINFO=virtual"
+                             : "KVSHIM_SPILL_LIMIT") &&
            within(spilled_in_all, host_limit, "KVSHIM_HOST_LIMIT");
   };
   if (!fits() || !measured()) return false;
   if (add_within(spilled[device_], bytes_, device_limit)) {
-    if (add_within(spilled_in_all, bytes_, host_limit)) {
-      telemetry::counters.devices[device_].spilled.add(bytes_);
-      return true;
-    }
+    if (add_within(spilled_in_all, bytes_, host_limit)) return true;
     spilled[device_].fetch_sub(bytes_, std::memory_order_acq_rel);
   }
   fits();  // another thread was faster: by which limit
@@ -233,9 +268,17 @@ bool Promise::ask() noexcept {
   return false;
 }
 
+// Would the device have room? Where rules or pressure have sent the block here, the kind of large
+// ones changes nothing; where the device's memory is told together with the host's, it was asked.
+bool Promise::device_would_do() const noexcept {
+  std::size_t free = 0;
+  std::size_t total = 0;
+  return options().rules.count == 0 && options().spill == SpillPolicy::threshold &&
+         options().meminfo == MemInfo::real && uses_host(options().large) &&
+         driver::cuMemGetInfo_v2(&free, &total) == CUDA_SUCCESS && bytes_ <= free;
+}
+
 void Promise::say(LogLevel level, const char* when) const noexcept {
-  // Where rules or pressure have sent the block here, the kind of large ones changes nothing.
-  const bool large = options().rules.count == 0 && options().spill == SpillPolicy::threshold;
   log::print(level,
              "a {} block of {} bytes ({}) refused: {} leaves {} bytes ({}), {} are promised to "
              "other blocks, {} stay in reserve: {} bytes for it ({}){}",
@@ -244,7 +287,7 @@ void Promise::say(LogLevel level, const char* when) const noexcept {
              format_size(budget_.available + budget_.claimed).c_str(),
              format_size(budget_.claimed).c_str(), format_size(reserve_).c_str(),
              less(budget_.available, reserve_), when,
-             large ? ". KVSHIM_LARGE=vmm takes device memory" : "");
+             device_would_do() ? ". KVSHIM_LARGE=vmm takes device memory" : "");
 }
 
 void Promise::refuse(LogLevel level) const noexcept {
@@ -273,8 +316,7 @@ void Promise::placed(std::uint64_t bytes) noexcept {
 
 void returned(CUdevice device, std::uint64_t bytes) noexcept {
   if (!has_record(device) || bytes == 0) return;
-  spilled[device].fetch_sub(bytes, std::memory_order_acq_rel);
-  spilled_in_all.fetch_sub(bytes, std::memory_order_acq_rel);
+  give_back(device, bytes);
   telemetry::counters.devices[device].spilled.remove(bytes);
 }
 

@@ -37,13 +37,14 @@ class Promise {
   void placed(std::uint64_t bytes) noexcept;
 
   // The block lives: its bytes count until returned() is called for it.
-  void keep() noexcept { kept_ = true; }
+  void keep() noexcept;
 
  private:
   bool ask() noexcept;
   bool within(const std::atomic<std::uint64_t>& taken, std::uint64_t limit,
               const char* by) noexcept;
   bool measured() noexcept;
+  bool device_would_do() const noexcept;
   void say(LogLevel level, const char* when) const noexcept;
 
   CUdevice device_;

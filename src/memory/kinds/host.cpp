@@ -94,6 +94,12 @@ class Builder {
         driver::cuMemRelease(*handle);
       }
     }
+    if (code == CUDA_ERROR_OUT_OF_MEMORY) {
+      log::warn(
+          "a host block of {} bytes ({}): after {} the driver has no more memory of NUMA node {}",
+          block_.bytes, format_size(block_.bytes).c_str(), format_size(mapped_).c_str(),
+          memory_.node());
+    }
     *refused = driver::Device::is_refusal(code);
     if (*refused) memory_.step_down(step_, function, code);
     return code;

@@ -112,8 +112,10 @@ CUresult create(driver::Device& device, std::uint64_t bytes, CUdeviceptr* out,
   if (room != 0) {
     spill::Promise rest(device.ordinal(), bytes - room, "managed");
     if (rest.granted()) {
-      log::info("{} of a managed block of {} bytes go to the device: the host has no more",
-                format_size(room).c_str(), bytes);
+      all.refuse(LogLevel::info);
+      log::info("{} of a managed block of {} go to the device, {} to host memory",
+                format_size(room).c_str(), format_size(bytes).c_str(),
+                format_size(bytes - room).c_str());
       return make(device, bytes, rest, out, spilled);
     }
   }

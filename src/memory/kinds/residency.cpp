@@ -73,7 +73,7 @@ std::uint64_t device_bytes() noexcept {
 }
 
 void say_cost(const driver::Device& device, std::uint64_t bytes) noexcept {
-  if (device.host_page_tables()) return;
+  if (device.host_page_tables() || prefetched(bytes)) return;
   const char* advice =
       advice_for(device) == Advice::host
           ? "with KVSHIM_ADVICE=host the GPU reads them in host memory, at about 50 "
