@@ -246,6 +246,8 @@ TEST_CASE("a device that cannot spill is told nothing, and its own total stays i
 TEST_CASE("the limit of all devices binds beyond the limit of each") {
   const Engine engine;
   const CUdeviceptr first = have(160 * kMiB);
+  CHECK(spill::told(1).total == kLimit);
+  CHECK(spill::told(1).free == kAll - 160 * kMiB);  // no more than there is for all
   CUcontext other = nullptr;
   REQUIRE(cuDevicePrimaryCtxRetain(&other, 1) == CUDA_SUCCESS);
   REQUIRE(cuCtxSetCurrent(other) == CUDA_SUCCESS);
@@ -282,6 +284,14 @@ TEST_CASE("a machine with less than the limits has that to tell, less the reserv
   std::size_t total = 0;
   CHECK(engine::mem_info(&free, &total) == CUDA_SUCCESS);
   CHECK(total == kOwn);
+}
+
+TEST_CASE("bytes that are promised and not placed are told once") {
+  const Engine engine;
+  const Machine machine(300 * kMiB);
+  spill::Promise promise(1, 160 * kMiB, "managed");
+  REQUIRE(promise.granted());
+  CHECK(spill::told(0).total == 172 * kMiB);  // 300 less the reserve of 128
 }
 
 TEST_CASE("memory that others take while a block is placed ends it: unwound, and all given back") {

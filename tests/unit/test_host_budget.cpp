@@ -1,6 +1,9 @@
 // How much host memory is safe to take, on made-up /proc and /sys/fs/cgroup trees.
 #include "memory/budget/host_budget.h"
 
+#include <sys/resource.h>
+
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -98,9 +101,63 @@ TEST_CASE("cgroup v1 limits are read, and its enormous number is no limit") {
   CHECK(root.measure().available == 3 * kGiB);
 }
 
-TEST_CASE("what cannot be read does not limit") {
+TEST_CASE("a path of any length in any line of /proc/self/cgroup is found") {
   Root root;
-  CHECK(root.measure().available == ~0ull);
+  root.write("/proc/meminfo", kMeminfo);
+  std::string path;
+  for (int depth = 0; depth < 14; ++depth)
+    path += "/" + std::string(200, static_cast<char>('a' + depth));
+  std::string lines;
+  for (const char* controller : {"cpuset", "cpu,cpuacct", "devices", "memory"}) {
+    lines += "5:" + std::string(controller) + ":" + path + "\n";
+  }
+  REQUIRE(lines.find("memory") > 8192);
+  root.write("/proc/self/cgroup", lines);
+  root.write("/sys/fs/cgroup/memory" + path + "/memory.limit_in_bytes", "2147483648\n");
+  root.write("/sys/fs/cgroup/memory" + path + "/memory.usage_in_bytes", "1073741824\n");
+  CHECK(root.measure().available == kGiB);
+}
+
+TEST_CASE("without /proc the kernel's own count of free memory limits") {
+  Root root;
+  const auto budget = root.measure();
+  CHECK(budget.available > 0);
+  CHECK(budget.available < (1ull << 50));
+  CHECK(std::string(budget.limited_by).find("no /proc/meminfo") != std::string::npos);
+}
+
+TEST_CASE("while no descriptor is free nothing is available, and the line says so") {
+  const auto child = test::in_child({{"KVSHIM_LOG", "warn"}}, [] {
+    if (host_budget::measure().available == 0) return 1;
+    rlimit few{};
+    getrlimit(RLIMIT_NOFILE, &few);
+    few.rlim_cur = 0;
+    setrlimit(RLIMIT_NOFILE, &few);
+    spill::Promise promise(0, kGiB, "managed");
+    promise.refuse(LogLevel::warn);
+    if (promise.granted()) return 2;
+    few.rlim_cur = few.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &few);
+    return host_budget::measure().available == 0 ? 3 : 0;
+  });
+  CHECK(child.status == 0);
+  CHECK(
+      child.lines().find("the lack of a file descriptor to read the limits with leaves 0 bytes") !=
+      std::string::npos);
+}
+
+TEST_CASE("once a block has its addresses, RLIMIT_AS has no say any more") {
+  const auto child = test::in_child({}, [] {
+    rlimit most{};
+    getrlimit(RLIMIT_AS, &most);
+    most.rlim_cur = kGiB;
+    setrlimit(RLIMIT_AS, &most);
+    const host_budget::Budget before = host_budget::measure();
+    const host_budget::Budget after = host_budget::measure(-1, nullptr, host_budget::Mapped::yes);
+    if (std::string(before.limited_by) != "RLIMIT_AS" || before.available >= kGiB) return 1;
+    return std::string(after.limited_by) == "RLIMIT_AS" ? 2 : 0;
+  });
+  CHECK(child.status == 0);
 }
 
 TEST_CASE("this machine has some memory to give") {
@@ -188,6 +245,41 @@ TEST_CASE("the line of a refusal says what was asked, what is left, by which lim
         "kvshim[pid] warn: a host block of 419430400 bytes (400 MiB) refused: MemAvailable leaves "
         "524288000 bytes (500 MiB), 100 MiB are promised to other blocks, 40 MiB stay in reserve: "
         "377487360 bytes for it (before a page was touched)\n");
+}
+
+TEST_CASE("after a refusal small blocks are measured one by one") {
+  const auto child = test::in_child({{"KVSHIM_HOST_RESERVE", "40MiB"}, {"KVSHIM_LOG", "off"}}, [] {
+    Root root;
+    host_budget::look_below(root.path());
+    root.write("/proc/meminfo", "MemAvailable:     1024000 kB\n");  // 1000 MiB
+    const auto granted = [] { return spill::Promise(0, kMiB, "managed").granted(); };
+    for (int block = 0; block < 20; ++block) {
+      if (!granted()) return 1;
+    }
+    root.write("/proc/meminfo", "MemAvailable:     40960 kB\n");  // the reserve, and no more
+    for (int block = 0; block < 8 && granted(); ++block) {
+    }
+    for (int block = 0; block < 40; ++block) {
+      if (granted()) return 2;
+    }
+    root.write("/proc/meminfo", "MemAvailable:     1024000 kB\n");
+    return granted() && granted() ? 0 : 3;
+  });
+  CHECK(child.status == 0);
+}
+
+TEST_CASE("a program that is refused again and again does not fill the log") {
+  const auto child = test::in_child({{"KVSHIM_LOG", "warn"}}, [] {
+    Root root;
+    host_budget::look_below(root.path());
+    root.write("/proc/meminfo", "MemAvailable:     1000 kB\n");
+    for (int block = 0; block < 300; ++block) {
+      spill::Promise(0, 9 * kMiB, "managed").refuse(LogLevel::warn);
+    }
+  });
+  CHECK(child.status == 0);
+  const std::string lines = child.lines();
+  CHECK(std::count(lines.begin(), lines.end(), '\n') == 100);
 }
 
 TEST_CASE("no remedy by the kind of large blocks where pressure has sent the block to the host") {

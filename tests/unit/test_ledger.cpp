@@ -149,6 +149,36 @@ TEST_CASE("a child forked while a claim is held does not keep it alive") {
   waitpid(child, nullptr, 0);
 }
 
+TEST_CASE("nor does it where the parent is killed, once the child has forgotten") {
+  const File file;
+  int ready[2];
+  REQUIRE(pipe(ready) == 0);
+  const pid_t parent = fork();
+  if (parent == 0) {
+    Ledger ledger(kGiB);
+    ledger.enter(file.name);
+    ledger.begin(file.name);
+    const pid_t child = fork();
+    if (child == 0) {
+      Ledger::forget();
+      const pid_t self = getpid();
+      if (write(ready[1], &self, sizeof(self)) != sizeof(self)) _exit(1);
+      for (;;) pause();
+    }
+    for (;;) pause();
+  }
+  pid_t child = 0;
+  REQUIRE(read(ready[0], &child, sizeof(child)) == sizeof(child));
+  Ledger mine(kMiB);
+  CHECK(mine.enter(file.name) == kGiB);
+  kill(parent, SIGKILL);
+  waitpid(parent, nullptr, 0);
+  CHECK(mine.enter(file.name) == 0);
+  kill(child, SIGKILL);
+  close(ready[0]);
+  close(ready[1]);
+}
+
 TEST_CASE("one decides at a time, and a turn that never ends is waited for only a little") {
   const File file;
   std::atomic<int> inside{0};

@@ -111,6 +111,23 @@ TEST_CASE("the ceiling keeps blocks out of host memory, whoever wants them there
   CHECK(by(Why::ceiling) == 4);
 }
 
+TEST_CASE("a kind in host memory is reachable only by blocks under the ceiling") {
+  With options;
+  options->threshold = 64 * kMiB;
+  CHECK(reachable(Kind::managed, kvshim::options()));
+  options->ceiling = 64 * kMiB;
+  CHECK_FALSE(reachable(Kind::managed, kvshim::options()));
+  options.rules("size>=128MiB:host; size=32MiB..256MiB:managed");
+  CHECK(reachable(Kind::managed, kvshim::options()));
+  CHECK_FALSE(reachable(Kind::host, kvshim::options()));
+  options.rules("");
+  options->ceiling = kNever;
+  options->small = Kind::host;
+  CHECK(reachable(Kind::host, kvshim::options()));
+  options->threshold = 2 * kMiB;  // blocks under it share a page
+  CHECK_FALSE(reachable(Kind::host, kvshim::options()));
+}
+
 TEST_CASE("KVSHIM_SPILL=pressure: all vmm until device memory is short, then managed") {
   With options;
   options->spill = SpillPolicy::pressure;

@@ -18,10 +18,15 @@ struct Budget {
 
 // Reads /proc/meminfo, the limits of this process's cgroup (v2 and v1, its ancestors too, less what
 // they use already, page cache that can be dropped not counted), RLIMIT_AS and, for memory that
-// must come from one NUMA node (-1: any), what that node has free. Whatever cannot be read does not
-// limit. Costs some tens of microseconds: for large blocks only. With a ledger its bytes are
-// claimed of every limit, and what others have claimed is taken off.
-Budget measure(int node = -1, Ledger* ledger = nullptr) noexcept;
+// must come from one NUMA node (-1: any), what that node has free. What does not exist does not
+// limit; without /proc/meminfo the kernel's count of free memory does. While no descriptor or page
+// can be had to read them, nothing is available. Costs some tens of microseconds: for large blocks
+// only. With a ledger its bytes are claimed of every limit, and what others have claimed is taken
+// off.
+//
+// `mapped`: the block has its addresses already, so that RLIMIT_AS has no say any more.
+enum class Mapped : bool { no, yes };
+Budget measure(int node = -1, Ledger* ledger = nullptr, Mapped mapped = Mapped::no) noexcept;
 
 // The file whose lock lets one process decide at a time (Ledger::begin).
 const char* decision_file(char (&name)[256]) noexcept;

@@ -1,6 +1,6 @@
 // Claims as locks on ranges of a file; see ledger.h. Descriptors are open only while a block is
 // being placed. A child forked meanwhile shares them: the claim is given up by unlocking, not by
-// closing, so that such a child does not keep it.
+// closing, and the child closes its copies at once (forget).
 #include "memory/budget/ledger.h"
 
 #include <errno.h>
@@ -10,6 +10,8 @@
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
+
+#include <atomic>
 
 #include "base/clock.h"
 
@@ -29,6 +31,26 @@ constexpr std::uint64_t kSlots = (1ull << 22) - 1;  // within the 63 bits of an 
 constexpr std::uint64_t kMost = 1ull << kSlotBits;
 constexpr unsigned kWaiting = 64;  // ranges still to be asked for: more claims than that at once
 constexpr std::uint64_t kPatienceUs = 50'000;
+
+// Descriptors that ledgers have open, each plus one; 0: free. More than so many at once: a child
+// forked just then keeps some.
+constinit std::atomic<int> opened[64]{};
+
+int note_opened(int file) noexcept {
+  for (std::atomic<int>& slot : opened) {
+    int free = 0;
+    if (slot.compare_exchange_strong(free, file + 1, std::memory_order_acq_rel)) break;
+  }
+  return file;
+}
+
+void close_noted(int file) noexcept {
+  for (std::atomic<int>& slot : opened) {
+    int mine = file + 1;
+    if (slot.compare_exchange_strong(mine, 0, std::memory_order_acq_rel)) break;
+  }
+  close(file);
+}
 
 bool set_lock(int file, short type, std::uint64_t start, std::uint64_t length) noexcept {
   struct flock range {};
@@ -95,28 +117,28 @@ Ledger::Ledger(std::uint64_t bytes) noexcept
 Ledger::~Ledger() {
   end();
   drop();
-  for (unsigned index = 0; index < count_; ++index) close(files_[index]);
+  for (unsigned index = 0; index < count_; ++index) close_noted(files_[index]);
 }
 
 std::uint64_t Ledger::enter(const char* file) noexcept {
-  const int opened = open(file, O_RDONLY | O_CLOEXEC | O_NOCTTY);
-  if (opened < 0) return 0;
+  const int here = open(file, O_RDONLY | O_CLOEXEC | O_NOCTTY);
+  if (here < 0) return 0;
   struct stat status {};
-  fstat(opened, &status);
+  fstat(here, &status);
   const std::uint64_t name = status.st_ino * 0x9e3779b97f4a7c15ull ^ status.st_dev;
   for (unsigned index = 0; index < count_; ++index) {
     if (names_[index] != name) continue;
-    close(opened);
+    close(here);
     return claimed_by_others(files_[index]) * kPage;
   }
-  if (count_ == kFiles || left_ == 0 || !set_lock(opened, F_RDLCK, start_, left_)) {
-    close(opened);
+  if (count_ == kFiles || left_ == 0 || !set_lock(here, F_RDLCK, start_, left_)) {
+    close(here);
     return 0;
   }
   // Out of the low numbers, which belong to the program.
-  const int high = fcntl(opened, F_DUPFD_CLOEXEC, 512);
-  if (high >= 0) close(opened);
-  files_[count_] = high >= 0 ? high : opened;
+  const int high = fcntl(here, F_DUPFD_CLOEXEC, 512);
+  if (high >= 0) close(here);
+  files_[count_] = note_opened(high >= 0 ? high : here);
   names_[count_] = name;
   return claimed_by_others(files_[count_++]) * kPage;
 }
@@ -139,6 +161,7 @@ void Ledger::drop() noexcept {
 void Ledger::begin(const char* file) noexcept {
   turn_ = open(file, O_RDONLY | O_CLOEXEC | O_NOCTTY);
   if (turn_ < 0) return;
+  note_opened(turn_);
   const std::uint64_t until = clock_us() + kPatienceUs;
   while (flock(turn_, LOCK_EX | LOCK_NB) != 0) {
     if ((errno != EWOULDBLOCK && errno != EINTR) || clock_us() > until) break;
@@ -150,8 +173,15 @@ void Ledger::begin(const char* file) noexcept {
 void Ledger::end() noexcept {
   if (turn_ < 0) return;
   flock(turn_, LOCK_UN);  // a forked child may hold it open
-  close(turn_);
+  close_noted(turn_);
   turn_ = -1;
+}
+
+void Ledger::forget() noexcept {
+  for (std::atomic<int>& slot : opened) {
+    const int file = slot.exchange(0, std::memory_order_acq_rel) - 1;
+    if (file >= 0) close(file);
+  }
 }
 
 }  // namespace kvshim

@@ -36,6 +36,10 @@ class Ledger {
   void begin(const char* file) noexcept;
   void end() noexcept;
 
+  // In a forked child: closes its copies of the descriptors of all ledgers, which would keep the
+  // claims of a parent that dies.
+  static void forget() noexcept;
+
  private:
   static constexpr unsigned kFiles = 8;
   std::uint64_t left_;   // pages

@@ -19,6 +19,7 @@ namespace {
 constexpr std::uint64_t kMeasureEvery = 8 * kMiB;  // measuring costs some 100 us, placing this 1 ms
 constexpr std::uint64_t kProcesses = 16;           // that may measure at once, one a device
 constexpr std::uint64_t kMostPiece = kGiB;         // placed between two measurements
+constexpr unsigned kRefusalsSaid = 100;            // in full; the rest at debug
 constexpr std::uint64_t kMost = 1ull << 52;        // sums of so much cannot overflow
 // Of each process less than kMeasureEvery is unmeasured at any time.
 constexpr std::uint64_t kReserveLeast = kProcesses * kMeasureEvery;
@@ -102,8 +103,10 @@ std::uint64_t host_budget_bytes() noexcept {
   if (decided(host_bytes, &bytes)) return bytes;
   const host_budget::Budget there = host_budget::measure();
   const char* by = there.limited_by;
+  // What is promised and not touched yet is still available.
   bytes = less(there.available, reserve_of(there.available)) +
-          spilled_in_all.load(std::memory_order_relaxed);
+          less(spilled_in_all.load(std::memory_order_relaxed),
+               to_place.load(std::memory_order_relaxed));
   if (options().host_limit != kAuto && options().host_limit < bytes) {
     bytes = options().host_limit;
     by = "KVSHIM_HOST_LIMIT";
@@ -219,7 +222,6 @@ bool Promise::measured() noexcept {
     to_place.fetch_add(bytes_, order);
     return true;
   }
-  unmeasured.store(0, std::memory_order_relaxed);
   char file[256];
   ledger_.begin(host_budget::decision_file(file));
   const std::uint64_t promised = to_place.fetch_add(bytes_, order);
@@ -230,6 +232,8 @@ bool Promise::measured() noexcept {
   budget_.claimed += only_here;
   reserve_ = reserve_of(budget_.available);
   const bool there = bytes_ <= less(budget_.available, reserve_);
+  // After a refusal the next block is measured too, however small: programs try again.
+  unmeasured.store(there ? 0 : kMeasureEvery, std::memory_order_relaxed);
   if (!there) {
     to_place.fetch_sub(bytes_, order);
     ledger_.drop();
@@ -279,6 +283,11 @@ bool Promise::device_would_do() const noexcept {
 }
 
 void Promise::say(LogLevel level, const char* when) const noexcept {
+  // A program that tries again and again is told often enough.
+  static constinit std::atomic<unsigned> said{0};
+  const unsigned before = said.load(std::memory_order_relaxed);
+  if (before < kRefusalsSaid) said.fetch_add(1, std::memory_order_relaxed);
+  if (before >= kRefusalsSaid && level < LogLevel::debug) level = LogLevel::debug;
   log::print(level,
              "a {} block of {} bytes ({}) refused: {} leaves {} bytes ({}), {} are promised to "
              "other blocks, {} stay in reserve: {} bytes for it ({}){}",
@@ -298,7 +307,7 @@ std::uint64_t Promise::next_piece() noexcept {
   if (bytes_ < kMeasureEvery) return left_;
   const bool first = left_ == bytes_;  // measured when it was promised
   if (!first) {
-    budget_ = host_budget::measure(node_);
+    budget_ = host_budget::measure(node_, nullptr, host_budget::Mapped::yes);
     reserve_ = reserve_of(budget_.available);
   }
   const std::uint64_t there = less(budget_.available, reserve_);
@@ -324,10 +333,15 @@ Told told(CUdevice device) noexcept {
   const std::uint64_t total = told_total(device);
   if (total == 0) return {};
   if (!still_may_spill(device)) return {total, 0};
-  return {total, less(total, spilled[device].load(std::memory_order_acquire))};
+  // With KVSHIM_SPILL_LIMIT devices may be told of the same host memory, and others have used it.
+  const std::uint64_t left = less(total, spilled[device].load(std::memory_order_acquire));
+  const std::uint64_t in_all =
+      less(host_budget_bytes(), spilled_in_all.load(std::memory_order_acquire));
+  return {total, left < in_all ? left : in_all};
 }
 
 void forget() noexcept {
+  Ledger::forget();
   to_place.store(0, std::memory_order_relaxed);
   unmeasured.store(0, std::memory_order_relaxed);
   spilled_in_all.store(0, std::memory_order_relaxed);

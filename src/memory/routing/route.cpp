@@ -26,18 +26,25 @@ WhyText why_text(const Route& route) noexcept {
 }
 
 bool reachable(Kind kind, const Options& options) noexcept {
-  const bool under_ceiling = !uses_host(kind) || options.ceiling != 0;
-  if (!under_ceiling || options.dry_run) return false;
+  if (options.dry_run) return false;
+  // May a block of `least` bytes and more be of this kind, for the ceiling's sake?
+  const auto from = [&](std::uint64_t least) {
+    return !uses_host(kind) || least < options.ceiling;
+  };
+  if (!from(0)) return false;
   if (options.spill != SpillPolicy::threshold && kind == spill_kind(options)) return true;
   if (options.ceiling != kNever && kind == below_ceiling(options)) return true;
   for (unsigned index = 0; index < options.rules.count; ++index) {
     const Rule& rule = options.rules.list[index];
-    if (rule.kind == kind) return true;
+    if (rule.kind == kind && from(rule.ranges[static_cast<unsigned>(Subject::size)].from))
+      return true;
     if (matches_all(rule)) return false;  // nothing comes behind it
   }
   const bool threshold = options.threshold != kNever && options.spill != SpillPolicy::pressure;
-  return (threshold && kind == options.large) ||
-         ((!threshold || options.threshold != 0) && kind == options.small);
+  if (threshold && kind == options.large && from(options.threshold)) return true;
+  // Blocks that share a page of the device are no host blocks (make.h).
+  const std::uint64_t smallest = kind == Kind::host ? 2 * kMiB : 0;
+  return kind == options.small && (!threshold || options.threshold > smallest) && from(smallest);
 }
 
 unsigned matching_rule(std::uint64_t bytes, int device, const Options& options) noexcept {
