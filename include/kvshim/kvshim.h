@@ -28,7 +28,7 @@ void* kvshim_malloc(size_t size, int device, struct CUstream_st* stream);
 /* Gives a block of kvshim_malloc back, once the work in `stream` (of the thread's context, NULL is
  * the legacy stream) and all work of the block's context has finished: it waits for both, except
  * for a stream that is being captured. `size` is not used; NULL is allowed. Blocks that
- * kvshim_malloc did not make are the driver's to free. */
+ * kvshim_malloc did not make are passed on to the driver. */
 void kvshim_free(void* ptr, size_t size, int device, struct CUstream_st* stream);
 
 #ifdef __cplusplus
