@@ -161,6 +161,49 @@ void failures() {
   release(reinterpret_cast<void*>(0x123000), 4096, 0, nullptr);
 }
 
+// The statistics, by a caller of an older and of a newer header too.
+void statistics(void* library, bool routed, bool counted) {
+  const auto stats =
+      reinterpret_cast<decltype(&kvshim_get_stats)>(dlsym(library, "kvshim_get_stats"));
+  const auto device_stats = reinterpret_cast<decltype(&kvshim_get_device_stats)>(
+      dlsym(library, "kvshim_get_device_stats"));
+  EXPECT(stats != nullptr && device_stats != nullptr);
+  if (stats == nullptr || device_stats == nullptr) return;
+  kvshim_stats before{}, during{}, after{};
+  EXPECT(stats(&before, sizeof(before)) == 0);
+  void* const small = allocate(3u << 20, 0, nullptr);
+  void* const large = allocate(64u << 20, 0, nullptr);
+  EXPECT(stats(&during, sizeof(during)) == 0);
+  kvshim_device_stats device{};
+  EXPECT(device_stats(0, &device, sizeof(device)) == 0);
+  release(small, 3u << 20, 0, nullptr);
+  release(large, 64u << 20, 0, nullptr);
+  EXPECT(stats(&after, sizeof(after)) == 0);
+  if (counted) {
+    EXPECT(during.vmm.live - before.vmm.live == 1 && after.vmm.live == before.vmm.live);
+    EXPECT(during.vmm.live_bytes - before.vmm.live_bytes == 3u << 20);
+    EXPECT(during.managed.live_bytes - before.managed.live_bytes == 64u << 20);
+    EXPECT(during.managed.blocks - before.managed.blocks == 1);
+    EXPECT(after.managed.live == before.managed.live && after.managed.peak_bytes >= 64u << 20);
+  } else {
+    EXPECT(std::memcmp(&before, &after, sizeof(before)) == 0);
+  }
+  if (routed) {
+    EXPECT(device.total == 8ull << 30 && device.told == 0);
+    EXPECT(device.spilled.live_bytes >= 64u << 20);
+  }
+  struct {
+    kvshim_stats known;
+    uint64_t newer = 7;
+  } larger;
+  EXPECT(stats(&larger.known, sizeof(larger)) == 0 && larger.newer == 0);
+  uint64_t few[2] = {7, 7};
+  EXPECT(stats(reinterpret_cast<kvshim_stats*>(few), sizeof(few[0])) == 0 && few[1] == 7);
+  EXPECT(stats(nullptr, sizeof(before)) == 1 && stats(&before, 0) == 1);
+  EXPECT(device_stats(-1, &device, sizeof(device)) == 1);
+  EXPECT(device_stats(1 << 20, &device, sizeof(device)) == 1);
+}
+
 }  // namespace
 
 int main(int, char** arguments) {
@@ -182,6 +225,7 @@ int main(int, char** arguments) {
   release(first, 4096, 0, nullptr);
   others_are_left_alone(preloaded);
   kinds(routed);
+  statistics(library, routed, std::strcmp(way, "disabled") != 0);
   if (routed) {
     contexts();
     waits_for_the_stream();
