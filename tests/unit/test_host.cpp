@@ -8,9 +8,11 @@
 #include <thread>
 #include <vector>
 
+#include "memory/kinds/progress.h"
 #include "memory/transfers/copies.h"
 #include "sharing/ipc.h"
 #include "sim_fixture.h"
+#include "support/child.h"
 
 using namespace kvshim;
 using driver::HandleStep;
@@ -176,6 +178,21 @@ TEST_CASE("the device's zeroes fail: undone, with the driver's code") {
     nothing_left(engine, was);
     CHECK(release(warm) == CUDA_SUCCESS);
   }
+}
+
+TEST_CASE("who waits for a large block is told how far it is") {
+  const auto child = test::in_child({}, [] {
+    const_cast<Options&>(options()).log = LogLevel::info;
+    const Engine engine;
+    host::handle_bytes = 16 * kMiB;
+    Progress::every_us = 0;
+    CUdeviceptr out = 0;
+    return allocate(&out, 64 * kMiB) == CUDA_SUCCESS && release(out) == CUDA_SUCCESS ? 0 : 1;
+  });
+  CHECK(child.status == 0);
+  const std::string lines = child.lines();
+  CHECK(lines.find("building a host block: 48 MiB of 64 MiB after 0 s\n") != std::string::npos);
+  CHECK(lines.find(": 64 MiB of 64 MiB after") == std::string::npos);
 }
 
 TEST_CASE("a host that runs full while a block is built: 2, and everything is given back") {

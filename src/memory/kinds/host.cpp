@@ -11,6 +11,7 @@
 #include "driver/zero.h"
 #include "memory/budget/spill.h"
 #include "memory/kinds/placement.h"
+#include "memory/kinds/progress.h"
 #include "telemetry/counters.h"
 
 namespace kvshim::host {
@@ -21,8 +22,6 @@ namespace {
 
 using driver::HandleStep;
 using driver::HostMemory;
-
-constexpr std::uint64_t kProgressEveryUs = 5'000'000;
 
 class Builder {
  public:
@@ -35,15 +34,10 @@ class Builder {
   // The whole block, or nothing. *refused: the driver does not make such handles.
   CUresult build(std::uint64_t bytes, bool* refused) noexcept {
     CUresult code = reserve(bytes);
-    const std::uint64_t begun = clock_us();
-    std::uint64_t said = begun;
+    Progress progress("building a host block", bytes);
     while (code == CUDA_SUCCESS && mapped_ < block_.bytes) {
       code = add_piece(refused);
-      const std::uint64_t now = clock_us();
-      if (code != CUDA_SUCCESS || now - said < kProgressEveryUs) continue;
-      said = now;
-      log::info("building a host block: {} of {}", format_size(mapped_).c_str(),
-                format_size(block_.bytes).c_str());
+      if (code == CUDA_SUCCESS) progress.at(mapped_);
     }
     if (code == CUDA_SUCCESS && !memory_.cpu_access())
       code = driver::zero(block_.base, block_.bytes);
@@ -53,7 +47,7 @@ class Builder {
     }
     log::info("built {} of host memory of NUMA node {} at {:#x} in {} ms, zeroed by {}",
               format_size(block_.bytes).c_str(), memory_.node(), block_.base,
-              (clock_us() - begun) / 1000, memory_.cpu_access() ? "the CPU" : "the device");
+              progress.spent_us() / 1000, memory_.cpu_access() ? "the CPU" : "the device");
     return code;
   }
 

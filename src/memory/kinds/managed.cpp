@@ -1,7 +1,6 @@
 // cuMemAllocManaged, guarded by what the host can give, then placed by CPU threads; see managed.h.
 #include "memory/kinds/managed.h"
 
-#include "base/clock.h"
 #include "base/log.h"
 #include "base/sizes.h"
 #include "driver/errors.h"
@@ -9,6 +8,7 @@
 #include "driver/zero.h"
 #include "memory/budget/spill.h"
 #include "memory/kinds/placement.h"
+#include "memory/kinds/progress.h"
 #include "memory/kinds/residency.h"
 #include "telemetry/counters.h"
 
@@ -16,27 +16,19 @@ namespace kvshim::managed {
 
 namespace {
 
-constexpr std::uint64_t kProgressEveryUs = 5'000'000;
-
 // Touches every page, with a progress line where it takes long. False when the host's memory became
 // short meanwhile: the block is to be given up.
 bool place(CUdeviceptr base, std::uint64_t bytes, int numa_node, spill::Promise& promise) noexcept {
-  const std::uint64_t begun = clock_us();
-  std::uint64_t said = begun;
+  Progress progress("placing a managed block", bytes);
   for (std::uint64_t done = 0; done < bytes;) {
     const std::uint64_t piece = promise.next_piece();
     if (piece == 0) return false;
     placement::fill(reinterpret_cast<void*>(base + done), piece, {}, numa_node);
     done += piece;
     promise.placed(piece);
-    const std::uint64_t now = clock_us();
-    if (now - said >= kProgressEveryUs && done < bytes) {
-      said = now;
-      log::info("placing a managed block: {} of {}", format_size(done).c_str(),
-                format_size(bytes).c_str());
-    }
+    progress.at(done);
   }
-  const std::uint64_t spent = clock_us() - begun;
+  const std::uint64_t spent = progress.spent_us();
   telemetry::counters.zero_bytes.fetch_add(bytes, std::memory_order_relaxed);
   telemetry::counters.zero_us.fetch_add(spent, std::memory_order_relaxed);
   log::info("placed {} of managed memory at {:#x} in {} ms with {} threads",
