@@ -1,10 +1,10 @@
 // Walks over the loaded objects that no fork falls into.
 //
-// Why: dl_iterate_phdr holds a lock of the loader (dl_load_write_lock) which glibc, unlike all the
-// others of the loader, does not make new in the child of a fork (2.36; sysdeps/nptl/fork.c renews
-// dl_load_lock and dl_load_tls_lock only). The child of a fork that falls into another thread's
-// walk hangs in its first dlopen. To remember what walks find would make that rarer, not go away; a
-// fork that waits for walks ends it for all of them, whatever the C library and its unwinder do.
+// Why: dl_iterate_phdr holds a lock of the loader (dl_load_write_lock) which glibc does not make
+// new in the child of a fork, as it does dl_load_lock (seen with 2.36). The child of a fork that
+// falls into another thread's walk hangs in its first dlopen. To remember what walks find would
+// make that rarer, not go away; a fork that waits for walks ends it for all of them, whatever this
+// C library and its unwinder do. _Fork and vfork run no handlers and are not waited for.
 #pragma once
 
 #include <link.h>

@@ -26,6 +26,11 @@ int first(dl_phdr_info*, std::size_t, void*) {
   ++walks;
   return 1;
 }
+int brief(dl_phdr_info*, std::size_t, void*) {
+  usleep(2000);
+  ++walks;
+  return 1;
+}
 int slow(dl_phdr_info*, std::size_t, void*) {
   inside = true;
   usleep(200000);
@@ -61,13 +66,15 @@ TEST_CASE("a fork waits for the walk of another thread, and its child can load a
 }
 
 TEST_CASE("a fork gets through between threads that walk in a row") {
+  walks = 0;
   std::atomic<bool> done{false};
   std::vector<std::thread> threads;
   for (int number = 0; number < 4; ++number) {
     threads.emplace_back([&] {
-      while (!done) for_each_object(first, nullptr);
+      while (!done) for_each_object(brief, nullptr);
     });
   }
+  while (walks < 10) usleep(100);
   const auto start = std::chrono::steady_clock::now();
   const pid_t child = fork();
   if (child == 0) _exit(0);
