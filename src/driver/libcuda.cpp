@@ -13,12 +13,15 @@
 #include <cstdint>
 #include <cstring>
 
+#include "driver/loader_walk.h"
+
 namespace kvshim::driver {
 namespace {
 
 constinit std::atomic<void*> g_dlsym{nullptr};
 constinit std::atomic<void*> g_dlvsym{nullptr};
 constinit std::atomic<void*> g_libcuda{nullptr};
+constinit std::atomic<bool> g_present{false};
 
 // What a lookup needs of one loaded object's dynamic section.
 struct Symbols {
@@ -194,8 +197,8 @@ void* handle() noexcept {
 
 namespace {
 
-// dl_iterate_phdr does not take the lock that dlopen holds while it runs constructors: a thread
-// that a constructor waits for may make its first CUDA call.
+// A walk does not take the lock that dlopen holds while it runs constructors: a thread that a
+// constructor waits for may make its first CUDA call.
 struct Search {
   const char* object;   // how its file name begins
   const char* name;     // what to look for by name, or NULL
@@ -230,15 +233,19 @@ int visit(dl_phdr_info* info, std::size_t, void* argument) {
 
 bool loaded() noexcept {
   Search search{"libcuda.so", nullptr, nullptr, nullptr, false};
-  dl_iterate_phdr(visit, &search);
+  for_each_object(visit, &search);
   return search.loaded;
 }
 
 bool load() noexcept {
-  if (loaded()) return true;
-  if (dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL) != nullptr) return true;
-  dlerror();
-  return false;
+  // Remembered, as its functions are: this is asked at every call of kvshim_malloc.
+  if (g_present.load(std::memory_order_acquire)) return true;
+  if (!loaded() && dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL) == nullptr) {
+    dlerror();
+    return false;
+  }
+  g_present.store(true, std::memory_order_release);
+  return true;
 }
 
 void* symbol(const char* name) noexcept {
@@ -247,13 +254,13 @@ void* symbol(const char* name) noexcept {
 
 void* symbol_of(const char* object, const char* name) noexcept {
   Search search{object, name, nullptr, nullptr, false};
-  dl_iterate_phdr(visit, &search);
+  for_each_object(visit, &search);
   return search.found;
 }
 
 bool exports(const void* function) noexcept {
   Search search{"libcuda.so", nullptr, function, nullptr, false};
-  dl_iterate_phdr(visit, &search);
+  for_each_object(visit, &search);
   return search.found != nullptr;
 }
 

@@ -1,7 +1,7 @@
 // NVML's figures of a device's memory. The real function answers; where this process may use the
-// device by CUDA, what KVSHIM_MEMINFO=virtual adds is added here too, so that a program that asks
-// both (vLLM does) hears the same. Before cuInit, and for devices that CUDA does not show to this
-// process, the real answer stands.
+// device by CUDA, what KVSHIM_MEMINFO=virtual adds is added here too, and what kvshim keeps for
+// later blocks, so that a program that asks both (vLLM does) hears the same. Before cuInit, and for
+// devices that CUDA does not show to this process, the real answer stands.
 #include "hooks/nvml.h"
 
 #include "base/format.h"
@@ -27,43 +27,52 @@ nvmlReturn_t call(const char* name, Args... args) {
 
 // NVML counts all devices of the machine, CUDA those of CUDA_VISIBLE_DEVICES: the bus says which
 // is which.
-spill::Told told(nvmlDevice_t device) {
+bool ordinal_of(nvmlDevice_t device, CUdevice* ordinal) {
   nvmlPciInfo_t pci{};
   char bus_id[32];
-  CUdevice ordinal = 0;
-  if (call("nvmlDeviceGetPciInfo_v3", device, &pci) != kSuccess) return {};
+  if (call("nvmlDeviceGetPciInfo_v3", device, &pci) != kSuccess) return false;
   format_into(bus_id, "{:04x}:{:02x}:{:02x}.0", pci.domain, pci.bus, pci.device);
-  if (driver::cuDeviceGetByPCIBusId(&ordinal, bus_id) != CUDA_SUCCESS) return {};
-  return spill::told(ordinal);
+  return driver::cuDeviceGetByPCIBusId(ordinal, bus_id) == CUDA_SUCCESS;
 }
 
-// `total` is free + used (+ reserved) before and after.
+// As engine::mem_info has it. `total` is free + used (+ reserved) before and after.
 template <typename Memory>
 void add(nvmlDevice_t device, Memory* memory) {
-  const spill::Told extra = told(device);
+  CUdevice ordinal = 0;
+  if (!ordinal_of(device, &ordinal)) return;
+  const spill::Told extra = spill::told(ordinal);
+  unsigned long long held = engine::held_bytes(ordinal);
+  if (held > memory->used) held = memory->used;
   memory->total += extra.total;
-  memory->free += extra.free;
-  memory->used += extra.total - extra.free;
+  memory->free += extra.free + held;
+  memory->used += extra.total - extra.free - held;
 }
 
-bool adds(nvmlReturn_t code, const Reentry& guard) {
-  return code == kSuccess && options().nvml && options().meminfo == MemInfo::with_spill &&
-         !pass_through(guard);
+// Said before the real function is asked: what stream-ordered frees have let go of is given back
+// first, as for cuMemGetInfo.
+bool adds(const Reentry& guard) {
+  if (!options().nvml || options().meminfo != MemInfo::with_spill || pass_through(guard)) {
+    return false;
+  }
+  retired::reap(nullptr);
+  return true;
 }
 
 }  // namespace
 
 KVSHIM_HOOK_DEF nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t* memory) {
   const Reentry guard;
+  const bool more = adds(guard);
   const nvmlReturn_t code = call("nvmlDeviceGetMemoryInfo", device, memory);
-  if (adds(code, guard)) add(device, memory);
+  if (more && code == kSuccess) add(device, memory);
   return code;
 }
 
 KVSHIM_HOOK_DEF nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device,
                                                         nvmlMemory_v2_t* memory) {
   const Reentry guard;
+  const bool more = adds(guard);
   const nvmlReturn_t code = call("nvmlDeviceGetMemoryInfo_v2", device, memory);
-  if (adds(code, guard) && memory->version == kVersion2) add(device, memory);
+  if (more && code == kSuccess && memory->version == kVersion2) add(device, memory);
   return code;
 }

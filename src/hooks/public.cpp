@@ -33,6 +33,34 @@ CUresult primary_context(int device, CUcontext* out) {
   return CUDA_SUCCESS;
 }
 
+bool lost(CUresult code) {
+  return code == CUDA_ERROR_CONTEXT_IS_DESTROYED || code == CUDA_ERROR_INVALID_CONTEXT;
+}
+
+// A reset of the primary context (cuDevicePrimaryCtxReset, cudaDeviceReset) ends it, but neither
+// its handle nor its references: who retains it again has it again, as the CUDA runtime does at its
+// next call. False: what has ended is a context of the program's own.
+bool retain_again(int device) {
+  unsigned flags = 0;
+  int active = 0;
+  if (device < 0 || device >= driver::kMaxDevices ||
+      driver::cuDevicePrimaryCtxGetState(device, &flags, &active) != CUDA_SUCCESS) {
+    return false;
+  }
+  if (active != 0) return true;  // another thread was first
+  CUcontext primary = nullptr;
+  if (driver::cuDevicePrimaryCtxRetain(&primary, device) != CUDA_SUCCESS) return false;
+  // Never asked for here: then it is the program's, current in this thread.
+  CUcontext current = nullptr;
+  if (g_primary[device].load(std::memory_order_acquire) == nullptr &&
+      (driver::cuCtxGetCurrent(&current) != CUDA_SUCCESS || current != primary)) {
+    driver::cuDevicePrimaryCtxRelease_v2(device);
+    return false;
+  }
+  g_primary[device].store(primary, std::memory_order_release);
+  return true;
+}
+
 // Makes a context of `device` current for as long as this lives, and for good where the thread has
 // none, as the CUDA runtime does.
 class OnDevice {
@@ -74,13 +102,22 @@ class OnDevice {
   bool pushed_ = false;
 };
 
+// `call` in a context of `device`; once more in the next one where the first has ended.
+template <typename Call>
+CUresult on_device(int device, Call call) noexcept {
+  const auto once = [&] {
+    const OnDevice on(device);
+    return on.code() == CUDA_SUCCESS ? call() : on.code();
+  };
+  const CUresult code = once();
+  return lost(code) && retain_again(device) ? once() : code;
+}
+
 const char* name_of(CUresult code) {
   return code == CUDA_ERROR_NOT_INITIALIZED ? "no CUDA driver" : driver::error_name(code);
 }
 
-CUresult free_block(CUdeviceptr ptr, int device, CUstream stream) noexcept {
-  const OnDevice on(device);
-  if (on.code() != CUDA_SUCCESS) return on.code();
+CUresult free_block(CUdeviceptr ptr, CUstream stream) noexcept {
   // The caller cannot try again: in another capture mode a free would be refused, and would end the
   // capture.
   const driver::RelaxedCapture relaxed;
@@ -110,13 +147,11 @@ KVSHIM_PUBLIC void* kvshim_malloc(std::size_t size, int device, CUstream) {
   if (size == 0) return nullptr;
   const Reentry guard;
   CUdeviceptr block = 0;
-  const OnDevice on(device);
-  CUresult code = on.code();
-  if (code == CUDA_SUCCESS) {
+  const CUresult code = on_device(device, [&] {
     // The memory exists at once, captured or not; only the capture's mode would refuse it.
     const driver::RelaxedCapture relaxed;
-    code = engine::active() ? engine::allocate(&block, size) : driver::cuMemAlloc_v2(&block, size);
-  }
+    return engine::active() ? engine::allocate(&block, size) : driver::cuMemAlloc_v2(&block, size);
+  });
   if (code == CUDA_SUCCESS) return reinterpret_cast<void*>(block);
   log::error("kvshim_malloc of {} bytes on device {} failed: {} {}", size, device,
              static_cast<int>(code), name_of(code));
@@ -126,7 +161,8 @@ KVSHIM_PUBLIC void* kvshim_malloc(std::size_t size, int device, CUstream) {
 KVSHIM_PUBLIC void kvshim_free(void* ptr, std::size_t size, int device, CUstream stream) {
   if (ptr == nullptr) return;
   const Reentry guard;
-  const CUresult code = free_block(reinterpret_cast<CUdeviceptr>(ptr), device, stream);
+  const CUresult code =
+      on_device(device, [&] { return free_block(reinterpret_cast<CUdeviceptr>(ptr), stream); });
   if (code == CUDA_SUCCESS || code == CUDA_ERROR_DEINITIALIZED) return;  // the process is ending
   log::error("kvshim_free of {} ({} bytes, device {}) failed: {} {}; the memory is kept", ptr, size,
              device, static_cast<int>(code), name_of(code));

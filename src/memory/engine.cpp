@@ -296,6 +296,17 @@ bool free_async(CUdeviceptr ptr, CUstream stream, CUresult* result) noexcept {
   return true;
 }
 
+std::uint64_t held_bytes(CUdevice ordinal) noexcept {
+  // A query asks a device nothing: where it is not known yet, nothing is held on it.
+  const driver::Device* const device = driver::used_device(ordinal);
+  std::uint64_t held = 0;
+  if (device == nullptr) return held;
+  for (Owner* owner = owners.first(); owner != nullptr; owner = Owners::next(*owner)) {
+    if (&owner->device() == device) held += owner->slabs().free_bytes();
+  }
+  return held;
+}
+
 CUresult mem_info(std::size_t* free, std::size_t* total) noexcept {
   log_mistakes();
   retired::reap(nullptr);
@@ -303,17 +314,9 @@ CUresult mem_info(std::size_t* free, std::size_t* total) noexcept {
   std::size_t real_total = 0;
   const CUresult code = driver::cuMemGetInfo_v2(&real_free, &real_total);
   if (code != CUDA_SUCCESS) return code;
-  // A query asks a device nothing: where it is not known yet, nothing is held on it.
   CUdevice ordinal = 0;
   const bool known = driver::cuCtxGetDevice(&ordinal) == CUDA_SUCCESS;
-  const driver::Device* device = known ? driver::used_device(ordinal) : nullptr;
-  std::uint64_t held = 0;
-  if (device != nullptr) {
-    for (Owner* owner = owners.first(); owner != nullptr; owner = Owners::next(*owner)) {
-      if (&owner->device() == device) held += owner->slabs().free_bytes();
-    }
-  }
-  std::uint64_t sum = real_free + held;
+  std::uint64_t sum = real_free + (known ? held_bytes(ordinal) : 0);
   if (sum > real_total) sum = real_total;
   const spill::Told extra = known ? spill::told(ordinal) : spill::Told{};
   if (known) telemetry::note_real_memory(ordinal, real_free, real_total);

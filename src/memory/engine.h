@@ -47,6 +47,8 @@ bool free_async(CUdeviceptr ptr, CUstream stream, CUresult* result) noexcept;
 // cuMemGetInfo with the bytes that kvshim holds and any later allocation may use counted as free.
 // Either output may be NULL.
 CUresult mem_info(std::size_t* free, std::size_t* total) noexcept;
+// Those bytes, of all contexts of a device: the driver and NVML call them used. No driver call.
+std::uint64_t held_bytes(CUdevice device) noexcept;
 
 // What the host program may know of the block that `address` lies in.
 struct BlockView {

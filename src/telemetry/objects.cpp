@@ -1,10 +1,13 @@
-// See objects.h. dl_iterate_phdr and not /proc/self/maps: it has the order, and works in a chroot.
+// See objects.h. The loader's list and not /proc/self/maps: it has the order, and works in a
+// chroot.
 #include "telemetry/objects.h"
 
 #include <link.h>
 #include <string.h>
 
 #include <cstdint>
+
+#include "driver/loader_walk.h"
 
 namespace kvshim::telemetry {
 
@@ -44,7 +47,7 @@ int visit(dl_phdr_info* info, std::size_t, void* argument) {
 
 Where find_object(const char* ending) noexcept {
   Search search{ending};
-  dl_iterate_phdr(visit, &search);
+  driver::for_each_object(visit, &search);
   return search.found;
 }
 

@@ -366,6 +366,58 @@ SCENE(places) {
   return 0;
 }
 
+CASE("NVML and CUDA agree on what is free while kvshim keeps memory for later blocks") {
+  const Result result =
+      run(kPreloaded, "kept", with_virtual({{"KVSHIM_NVML", "1"}, {"KVSHIM_SUMMARY", "0"}}));
+  EXPECT_IN(result.ended(0), result.show());
+}
+SCENE(kept) {
+  const CUcontext primary = use_device();
+  void* const nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
+  EXPECT(nvml != nullptr);
+  if (nvml == nullptr) return 1;
+#define FIND(name) const auto name##_ = reinterpret_cast<decltype(&::name)>(dlsym(nvml, #name))
+  FIND(nvmlInit_v2);
+  FIND(nvmlDeviceGetHandleByIndex_v2);
+  FIND(nvmlDeviceGetMemoryInfo);
+  FIND(nvmlDeviceGetMemoryInfo_v2);
+#undef FIND
+  nvmlDevice_t device = nullptr;
+  OK(nvmlInit_v2_());
+  OK(nvmlDeviceGetHandleByIndex_v2_(0, &device));
+  // NVML is asked first: what CUDA's own question sets in motion must not be needed.
+  const auto agree = [&](const char* when) {
+    nvmlMemory_t memory{};
+    nvmlMemory_v2_t second{};
+    second.version = 0x02000028;
+    OK(nvmlDeviceGetMemoryInfo_(device, &memory));
+    OK(nvmlDeviceGetMemoryInfo_v2_(device, &second));
+    const Info cuda = info();
+    EXPECT_IN(memory.free == cuda.free && second.free == cuda.free,
+              std::string(when) + ": " + std::to_string(memory.free) + ", " +
+                  std::to_string(second.free) + ", CUDA " + std::to_string(cuda.free));
+    EXPECT(memory.free + memory.used == memory.total);
+    EXPECT(second.free + second.used + second.reserved == second.total);
+  };
+  agree("at first");
+  CUcontext other = nullptr;
+  OK(cuCtxCreate_v4(&other, nullptr, 0, 0));
+  for (const CUcontext context : {primary, other}) {
+    OK(cuCtxSetCurrent(context));
+    const CUdeviceptr small = allocate(4096), medium = allocate(20 * kMiB);
+    agree("allocated");
+    OK(cuMemFree(small));
+    OK(cuMemFree(medium));
+    agree("freed");
+  }
+  CUstream stream = nullptr;
+  OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  OK(cuMemFreeAsync(allocate(20 * kMiB), stream));
+  OK(cuStreamSynchronize(stream));
+  agree("freed in stream order");
+  return 0;
+}
+
 CASE("more than 32 bits can say is told to the forms of CUDA before 3.2 as the most they can") {
   const Result result = run(kPreloaded, "narrow", with_virtual({{"KVSIM_MEMORY", "8G"}}));
   EXPECT_IN(result.ended(0), result.show());

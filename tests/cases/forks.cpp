@@ -1,11 +1,15 @@
 // fork. A child of a process that used CUDA gets the driver's own answer; where the driver starts
 // afresh (here a setting of the simulated one) kvshim does too: no hang, whatever lock another
-// thread of the parent held, no block of the parent's, its own account.
+// thread of the parent held, no block of the parent's, its own account. And whatever the driver
+// does, a child can load libraries: kvshim holds none of the loader's locks at the moment of a
+// fork.
+#include <dlfcn.h>
 #include <sys/wait.h>
 
 #include <thread>
 
 #include "host.h"
+#include "nvml.h"
 
 using namespace cases;
 
@@ -193,4 +197,78 @@ SCENE(busy) {
   done = true;
   for (std::thread& thread : threads) thread.join();
   return bad;
+}
+
+// glibc does not renew the lock that dl_iterate_phdr holds (dl_load_write_lock; 2.36): a child
+// whose parent forks while another thread is in there hangs in dlopen.
+CASE("a child can load a library, whatever kvshim looks up in other threads of the parent") {
+  const struct {
+    How how;
+    const char* scene;
+    Environment more;
+  } rows[] = {
+      {kPreloaded, "loads_beside_nvml", {{"KVSHIM_NVML", "1"}, {"KVSHIM_MEMINFO", "virtual"}}},
+      {kPreloaded, "loads_beside_rules", {{"KVSHIM_RULES", "lib=nothing:vmm;*:vmm"}}},
+      {kBare, "loads_beside_public", {}}};
+  for (const auto& row : rows) {
+    Environment more = row.more;
+    more.emplace_back("KVSIM_DEVICES", "1");
+    const Result result = run(row.how, row.scene, more);
+    EXPECT_IN(result.ended(0), row.scene + result.show());
+  }
+}
+namespace {
+// Children beside a thread that does nothing but `call`.
+template <typename Call>
+int loads_beside(Call call) {
+  CUcontext context = nullptr;
+  OK(cuCtxGetCurrent(&context));
+  std::atomic<bool> done{false};
+  std::thread other([&] {
+    OK(cuCtxSetCurrent(context));
+    while (!done) call();
+  });
+  int bad = 0;
+  for (int round = 0; round < 400 && bad == 0; ++round) {
+    const pid_t child = fork();
+    if (child == 0) _exit(dlopen("libresolv.so.2", RTLD_NOW) == nullptr);
+    bad += wait_for(child) != 0;
+  }
+  done = true;
+  other.join();
+  return bad;
+}
+}  // namespace
+SCENE(loads_beside_nvml) {
+  use_device();
+  void* const nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
+  EXPECT(nvml != nullptr);
+  if (nvml == nullptr) return 1;
+#define FIND(name) const auto name##_ = reinterpret_cast<decltype(&::name)>(dlsym(nvml, #name))
+  FIND(nvmlInit_v2);
+  FIND(nvmlDeviceGetHandleByIndex_v2);
+  FIND(nvmlDeviceGetMemoryInfo);
+#undef FIND
+  nvmlDevice_t device = nullptr;
+  OK(nvmlInit_v2_());
+  OK(nvmlDeviceGetHandleByIndex_v2_(0, &device));
+  return loads_beside([&] {
+    nvmlMemory_t memory;
+    OK(nvmlDeviceGetMemoryInfo_(device, &memory));
+  });
+}
+SCENE(loads_beside_rules) {
+  use_device();
+  return loads_beside([] { OK(cuMemFree(allocate(4096))); });
+}
+SCENE(loads_beside_public) {
+  use_device();
+  void* const library = dlopen(KVSHIM_LIBRARY, RTLD_NOW | RTLD_LOCAL);
+  EXPECT(library != nullptr);
+  if (library == nullptr) return 1;
+  const auto allocate_ =
+      reinterpret_cast<void* (*)(std::size_t, int, CUstream)>(dlsym(library, "kvshim_malloc"));
+  const auto free_ =
+      reinterpret_cast<void (*)(void*, std::size_t, int, CUstream)>(dlsym(library, "kvshim_free"));
+  return loads_beside([&] { free_(allocate_(4096, 0, nullptr), 4096, 0, nullptr); });
 }

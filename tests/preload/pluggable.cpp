@@ -93,6 +93,53 @@ void contexts() {
   EXPECT(allocate(4096, -1, nullptr) == nullptr);
 }
 
+CUresult reset(int device) {
+  return find<CUresult (*)(CUdevice)>("cuDevicePrimaryCtxReset_v2")(device);
+}
+
+// As after cudaDeviceReset: the next call makes the primary context anew, whoever had retained it.
+void reset_of_the_programs_context() {
+  std::thread([] {
+    CUcontext context = nullptr;
+    EXPECT(find<CUresult (*)(CUcontext*, CUdevice)>("cuDevicePrimaryCtxRetain")(&context, 1) ==
+           CUDA_SUCCESS);
+    EXPECT(find<CUresult (*)(CUcontext)>("cuCtxSetCurrent")(context) == CUDA_SUCCESS);
+    EXPECT(allocate(4096, 1, nullptr) != nullptr);
+    EXPECT(reset(1) == CUDA_SUCCESS);
+    void* const block = allocate(4096, 1, nullptr);
+    EXPECT(block != nullptr && device_of(block) == 1);
+    release(block, 4096, 1, nullptr);
+  }).join();
+}
+void reset_of_our_context() {
+  // In a thread without a context, in one of another device, and where it is current.
+  const auto works = [](int device) {
+    void* const block = allocate(4u << 20, device, nullptr);
+    EXPECT(block != nullptr && device_of(block) == device);
+    release(block, 4u << 20, device, nullptr);
+  };
+  EXPECT(reset(0) == CUDA_SUCCESS);
+  std::thread([&] { works(0); }).join();
+  std::thread([&] {
+    works(1);
+    EXPECT(reset(0) == CUDA_SUCCESS);
+    works(0);
+  }).join();
+  works(0);
+  EXPECT(reset(0) == CUDA_SUCCESS);
+  works(0);
+  // A context of the program's own that has ended stays the program's business.
+  std::thread([] {
+    CUcontext own = nullptr;
+    EXPECT(find<CUresult (*)(CUcontext*, unsigned, CUdevice)>("cuCtxCreate_v2")(&own, 0, 0) ==
+           CUDA_SUCCESS);
+    const auto set = find<CUresult (*)(CUcontext)>("cuCtxSetCurrent");
+    EXPECT(find<CUresult (*)(CUcontext)>("cuCtxDestroy_v2")(own) == CUDA_SUCCESS);
+    EXPECT(set(own) == CUDA_SUCCESS);
+    EXPECT(allocate(4096, 0, nullptr) == nullptr);
+  }).join();
+}
+
 void waits_for_the_stream() {
   const auto create = find<CUresult (*)(CUstream*, unsigned)>("cuStreamCreate");
   const auto launch = find<CUresult (*)(CUstream, CUhostFn, void*)>("cuLaunchHostFunc");
@@ -227,10 +274,12 @@ int main(int, char** arguments) {
   kinds(routed);
   statistics(library, routed, std::strcmp(way, "disabled") != 0);
   if (routed) {
+    reset_of_the_programs_context();
     contexts();
     waits_for_the_stream();
     captures();
     failures();
+    reset_of_our_context();
     EXPECT(find<uint64_t (*)()>("kvsim_violations")() == 0);
   }
   EXPECT(dlclose(library) == 0);

@@ -17,6 +17,7 @@
 
 #include "base/log.h"
 #include "driver/libcuda.h"
+#include "driver/loader_walk.h"
 
 namespace kvshim::caller {
 
@@ -146,12 +147,16 @@ std::string_view library(char (&name)[kNameMax]) noexcept {
   }
   Border border;
   border.self = reinterpret_cast<std::uintptr_t>(&step);
-  dl_iterate_phdr(collect_border, &border);
+  driver::for_each_object(collect_border, &border);
   Walk walk{&border, get_ip};
-  backtrace(step, &walk);
+  {
+    // One built for glibc before 2.35, which has no _dl_find_object, calls dl_iterate_phdr.
+    const driver::LoaderWalk guard;
+    backtrace(step, &walk);
+  }
   if (walk.found == 0) return {};
   Naming naming{walk.found, &name};
-  dl_iterate_phdr(name_object, &naming);
+  driver::for_each_object(name_object, &naming);
   if (naming.program) name_program(name);
   return name;
 }
