@@ -88,9 +88,10 @@ CUresult make(driver::Device& device, std::uint64_t bytes, spill::Promise& promi
   if (code != CUDA_SUCCESS) {
     const CUresult freed = driver::cuMemFree_v2(base);
     if (freed != CUDA_SUCCESS) {
-      log::error("cuMemFree of a managed block at {:#x} ({} bytes) failed: {} {}; the memory is "
-                 "lost to this process",
-                 base, bytes, static_cast<int>(freed), driver::error_name(freed));
+      log::error(
+          "cuMemFree of a managed block at {:#x} ({} bytes) failed: {} {}; the memory is "
+          "lost to this process",
+          base, bytes, static_cast<int>(freed), driver::error_name(freed));
       promise.keep();  // lost memory stays counted
     }
     return code;

@@ -82,8 +82,7 @@ bool destroy(const Mapping& mapping) noexcept {
   const bool unmapped =
       undo("cuMemUnmap", driver::cuMemUnmap(mapping.base, mapping.bytes), mapping);
   const bool released =
-      mapping.handle == 0 ||
-      undo("cuMemRelease", driver::cuMemRelease(mapping.handle), mapping);
+      mapping.handle == 0 || undo("cuMemRelease", driver::cuMemRelease(mapping.handle), mapping);
   if (unmapped) {
     undo("cuMemAddressFree", driver::cuMemAddressFree(mapping.base, mapping.bytes), mapping);
   }
