@@ -218,7 +218,7 @@ TEST_CASE("many stream-ordered frees that wait hide none that has come, where me
   REQUIRE(cuLaunchHostFunc(
               busy,
               [](void*) {
-                while (!go) usleep(100);
+                for (int i = 0; i < 5000 && !go; ++i) usleep(1000);
               },
               nullptr) == CUDA_SUCCESS);
   CUresult result = CUDA_ERROR_UNKNOWN;

@@ -135,22 +135,30 @@ TEST_CASE("a request under way has its number and its bytes: no other one is tol
 
 TEST_CASE("of many threads at once one has the n-th block") {
   constexpr unsigned kThreads = 16;
-  for (const char* rules : {"nth=2:managed", "device_nth=16:managed", "after=60KiB:managed"}) {
+  for (const char* rules : {"nth=2:managed", "device_nth=16:managed", "after=60MiB:managed"}) {
     INFO(rules);
     With options;
     const Engine engine;
+    kind_once(4 << 20);  // the device is known
     options.rules(rules);
-    std::atomic<unsigned> ready{0};
+    kvsim_hold("cuMemAllocManaged");
+    kvsim_hold("cuMemCreate");
     std::atomic<unsigned> managed{0};
     std::vector<std::thread> threads;
     for (unsigned i = 0; i < kThreads; ++i) {
       threads.emplace_back([&] {
         cuCtxSetCurrent(engine.context);
-        for (++ready; ready < kThreads;) std::this_thread::yield();
         CUdeviceptr ptr = 0;
-        if (allocate(&ptr, 4096) == CUDA_SUCCESS && kind_of(ptr) == Kind::managed) ++managed;
+        if (allocate(&ptr, 4 << 20) == CUDA_SUCCESS && kind_of(ptr) == Kind::managed) ++managed;
       });
     }
+    const auto waiting = [] {
+      return kvsim_waiting("cuMemAllocManaged") + kvsim_waiting("cuMemCreate");
+    };
+    for (int i = 0; i < 5000 && waiting() < kThreads; ++i) usleep(1000);
+    CHECK(waiting() == kThreads);
+    kvsim_release("cuMemCreate");
+    kvsim_release("cuMemAllocManaged");
     for (std::thread& thread : threads) thread.join();
     CHECK(managed == 1);
   }

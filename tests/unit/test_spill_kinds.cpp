@@ -222,7 +222,7 @@ TEST_CASE("what was freed in stream order comes back before a block in host memo
     REQUIRE(cuLaunchHostFunc(
                 busy,
                 [](void*) {
-                  while (!go) usleep(100);
+                  for (int i = 0; i < 5000 && !go; ++i) usleep(1000);
                 },
                 nullptr) == CUDA_SUCCESS);
     for (const CUdeviceptr ptr : waiting) free_in_order(ptr, busy);
