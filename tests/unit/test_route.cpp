@@ -145,11 +145,14 @@ TEST_CASE("of many threads at once one has the n-th block") {
     kvsim_hold("cuMemCreate");
     std::atomic<unsigned> managed{0};
     std::vector<std::thread> threads;
+    std::vector<CUdeviceptr> ptrs(kThreads);
     for (unsigned i = 0; i < kThreads; ++i) {
-      threads.emplace_back([&] {
+      threads.emplace_back([&, i] {
         cuCtxSetCurrent(engine.context);
         CUdeviceptr ptr = 0;
-        if (allocate(&ptr, 4 << 20) == CUDA_SUCCESS && kind_of(ptr) == Kind::managed) ++managed;
+        if (allocate(&ptr, 4 << 20) != CUDA_SUCCESS) return;
+        if (kind_of(ptr) == Kind::managed) ++managed;
+        ptrs[i] = ptr;
       });
     }
     const auto waiting = [] {
@@ -161,6 +164,7 @@ TEST_CASE("of many threads at once one has the n-th block") {
     kvsim_release("cuMemAllocManaged");
     for (std::thread& thread : threads) thread.join();
     CHECK(managed == 1);
+    for (const CUdeviceptr ptr : ptrs) CHECK(release(ptr) == CUDA_SUCCESS);
   }
 }
 
