@@ -69,6 +69,7 @@ class Parser {
       if (!take(';')) return refuse(at_, "';' and another rule, or the end");
       skip_blanks();
     }
+    rules->counting = counting_;
     return true;
   }
 
@@ -133,6 +134,7 @@ class Parser {
     if (same_word(word, kLibraryName)) return once(kSubjectCount, start) && parse_library(rule);
     for (unsigned i = 0; i < kSubjectCount; ++i) {
       if (!same_word(word, kSubjectNames[i])) continue;
+      counting_ = counting_ || static_cast<Subject>(i) >= Subject::nth;
       return once(i, start) && parse_range(static_cast<Subject>(i), &rule->ranges[i]);
     }
     return refuse(start, kWantCondition);
@@ -203,6 +205,7 @@ class Parser {
   std::string_view text_;
   std::size_t at_ = 0;
   unsigned seen_ = 0;  // conditions of this rule, one bit each
+  bool counting_ = false;
   RuleError* error_;
 };
 

@@ -11,7 +11,8 @@
 namespace kvshim {
 
 // What a condition is about, in the order of kSubjectNames (rules.cpp). `nth` and `after` look at
-// the process, their twins at the device; both count what was allocated before this block.
+// the process, their twins at the device; all four count what was allocated before this block, and
+// stand last.
 enum class Subject : std::uint8_t { size, device, nth, device_nth, after, device_after };
 inline constexpr unsigned kSubjectCount = 6;
 
@@ -33,6 +34,7 @@ struct Rules {
   static constexpr unsigned kMax = 32;
 
   unsigned count = 0;
+  bool counting = false;  // some rule depends on what was allocated before
   Rule list[kMax];
 };
 

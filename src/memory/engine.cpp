@@ -177,6 +177,7 @@ CUresult allocate(CUdeviceptr* out, std::size_t bytes) noexcept {
   code =
       registry::reserve() ? make_or_spill(&way, *owner, bytes, &block) : CUDA_ERROR_OUT_OF_MEMORY;
   if (code != CUDA_SUCCESS) {
+    tally::cancel(owner->device().ordinal(), bytes);
     if (code == CUDA_ERROR_OUT_OF_MEMORY) {
       counters.out_of_memory.fetch_add(1, std::memory_order_relaxed);
       call_out_refusal(bytes, owner->device(), wanted);
@@ -309,7 +310,7 @@ std::uint64_t held_bytes(CUdevice ordinal) noexcept {
 
 CUresult mem_info(std::size_t* free, std::size_t* total) noexcept {
   log_mistakes();
-  retired::reap(nullptr);
+  retired::reap_all();
   std::size_t real_free = 0;
   std::size_t real_total = 0;
   const CUresult code = driver::cuMemGetInfo_v2(&real_free, &real_total);
@@ -382,10 +383,10 @@ void after_destroy(const Destruction& destruction, bool destroyed) noexcept {
 }
 
 bool make_room() noexcept {
-  std::uint64_t bytes = retired::reap(nullptr);
-  retired::wait_for_others();  // what they release comes free for us too
+  std::uint64_t bytes = retired::reap_all();
+  const bool others = retired::wait_for_others();  // what they release comes free for us too
   bytes += trim();
-  if (bytes == 0) return false;
+  if (bytes == 0) return others;
   counters.trims.fetch_add(1, std::memory_order_relaxed);
   log::info("out of memory: gave {} of cached memory back, trying again",
             format_size(bytes).c_str());

@@ -60,22 +60,28 @@ bool short_host_falls(CUresult code) noexcept {
   return code == CUDA_ERROR_OUT_OF_MEMORY && options().meminfo == MemInfo::with_spill;
 }
 
+// In host memory. Before the block is refused or falls, blocks that were freed in stream order give
+// back what they hold of it: mappings first, for the end of a managed one waits (retired.h).
+CUresult make_in_host(Kind kind, Owner& owner, std::uint64_t bytes, Block* block) noexcept {
+  CUresult code = make(kind, owner, bytes, block);
+  if (code == CUDA_ERROR_OUT_OF_MEMORY && engine::make_room())
+    code = make(kind, owner, bytes, block);
+  if (code == CUDA_ERROR_OUT_OF_MEMORY && retired::reap_managed() != 0)
+    code = make(kind, owner, bytes, block);
+  return code;
+}
+
 // From the routed kind down to native. A kind that a device lacks falls to the next one; out of
-// memory is tried again once with the cache emptied, and then natively.
+// memory is tried again with what is cached given back, and then natively.
 CUresult make_or_fall(Kind wanted, Owner& owner, std::uint64_t bytes, Block* block) noexcept {
   Kind kind = wanted;
   if (kind == Kind::host) {
-    CUresult code = make(kind, owner, bytes, block);
-    if (code == CUDA_ERROR_OUT_OF_MEMORY && engine::make_room())
-      code = make(kind, owner, bytes, block);
+    const CUresult code = make_in_host(kind, owner, bytes, block);
     if (!driver::Device::is_refusal(code) && !short_host_falls(code)) return code;
     kind = Kind::managed;
   }
   if (kind == Kind::managed) {
-    CUresult code = make(kind, owner, bytes, block);
-    if (code != CUDA_SUCCESS && retired::reap_managed() != 0) {
-      code = make(kind, owner, bytes, block);
-    }
+    const CUresult code = make_in_host(kind, owner, bytes, block);
     if (code != CUDA_ERROR_NOT_SUPPORTED && !short_host_falls(code)) return code;
     kind = Kind::vmm;
   }

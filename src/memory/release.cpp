@@ -28,9 +28,8 @@ CUresult release(const Block& given) noexcept {
   }
   if (block.slab != nullptr) {
     block.owner->slabs().free({block.base, block.slab}, block.bytes);
-  } else {
-    vmm::destroy(block.mapping);
-    return_budget(block);
+  } else if (vmm::destroy(block.mapping)) {
+    return_budget(block);  // memory that is lost stays counted
   }
   return CUDA_SUCCESS;
 }

@@ -8,6 +8,7 @@ namespace kvshim {
 // Gives the memory of a block back. For vmm blocks the caller has waited for the owner's work; the
 // driver itself waits for native and managed ones. The block is in no table any more. Returns the
 // driver's code for native and managed memory: anything but success means that it still exists.
+// What the driver does not give back stays counted as spilled.
 CUresult release(const Block& block) noexcept;
 
 // The block's IPC handle, if it has one, opens nothing any more. release() does this too; a block

@@ -205,6 +205,50 @@ TEST_CASE("a stream-ordered free does not wait, frees later, and is not undone b
   }
 }
 
+TEST_CASE("many stream-ordered frees that wait hide none that has come, where memory is short") {
+  const Engine engine;
+  CUstream busy = nullptr;
+  REQUIRE(cuStreamCreate(&busy, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
+  std::vector<CUdeviceptr> waiting(40);
+  for (CUdeviceptr& ptr : waiting) ptr = allocated(kMiB2);
+  const CUdeviceptr large = allocated(20 * kMiB2);
+  const std::uint64_t full = kvsim_device_bytes(0);
+  static std::atomic<bool> go{false};
+  go = false;
+  REQUIRE(cuLaunchHostFunc(
+              busy,
+              [](void*) {
+                for (int i = 0; i < 5000 && !go; ++i) usleep(1000);
+              },
+              nullptr) == CUDA_SUCCESS);
+  CUresult result = CUDA_ERROR_UNKNOWN;
+  for (const CUdeviceptr ptr : waiting) REQUIRE(engine::free_async(ptr, busy, &result));
+  REQUIRE(engine::free_async(large, CU_STREAM_LEGACY, &result));
+  REQUIRE(cuStreamSynchronize(CU_STREAM_LEGACY) == CUDA_SUCCESS);
+  kvsim_set_memory(0, full);
+  CUdeviceptr again = 0;
+  SECTION("an allocation") {
+    again = allocated(20 * kMiB2);
+    CHECK(kind_of(again) == Kind::vmm);
+  }
+  SECTION("a query") {
+    std::size_t free_bytes = 0;
+    CHECK(engine::mem_info(&free_bytes, nullptr) == CUDA_SUCCESS);
+    CHECK(free_bytes >= 20 * kMiB2);
+  }
+  SECTION("the program's own allocation") {
+    CHECK(engine::make_room());
+  }
+  // Those in front of it still wait.
+  CHECK(engine.alive().handles == waiting.size() + (again != 0 ? 1 : 0));
+  go = true;
+  if (again != 0) CHECK(release(again) == CUDA_SUCCESS);
+  REQUIRE(cuStreamSynchronize(busy) == CUDA_SUCCESS);
+  engine::make_room();
+  CHECK(engine.alive().handles == 0);
+  cuStreamDestroy(busy);
+}
+
 TEST_CASE("no lock is held while in the driver: another thread can ask meanwhile") {
   for (const char* function : {"cuMemCreate", "cuMemUnmap", "cuMemFree_v2", "cuMemAllocManaged"}) {
     const Engine engine;

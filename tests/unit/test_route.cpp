@@ -1,6 +1,11 @@
 // Where blocks go and why, on the simulated driver: rules, the ceiling, memory pressure, dry runs.
+#include <unistd.h>
+
+#include <atomic>
 #include <cstring>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "base/options.h"
 #include "base/sizes.h"
@@ -93,6 +98,89 @@ TEST_CASE("a request that failed is not the n-th block") {
   CHECK(out == kUntouched);
   CHECK(kind_once(4096) == Kind::managed);
   CHECK(kind_once(4096) == Kind::vmm);
+}
+
+TEST_CASE("a request under way has its number and its bytes: no other one is told the same") {
+  for (const bool fails : {false, true}) {
+    INFO(fails);
+    With options;
+    const Engine engine;
+    options.rules("nth=1:managed; device_nth=3:native; after=8MiB:native; nth>=2:vmm");
+    if (fails) REQUIRE(kvsim_fail("cuMemAllocManaged:1:2") == 0);
+    kvsim_hold("cuMemAllocManaged");
+    CUresult code = CUDA_ERROR_UNKNOWN;
+    CUdeviceptr first = kUntouched;
+    std::thread slow([&] {
+      cuCtxSetCurrent(engine.context);
+      code = allocate(&first, 6 << 20);
+    });
+    for (int i = 0; i < 5000 && kvsim_waiting("cuMemAllocManaged") == 0; ++i) usleep(1000);
+    REQUIRE(kvsim_waiting("cuMemAllocManaged") == 1);
+    CHECK(kind_of(allocated(2 << 20)) == Kind::vmm);  // the second
+    CHECK(kind_once(4096) == Kind::native);           // the third
+    CHECK(kind_once(4096) == Kind::native);           // 8 MiB are held
+    kvsim_release("cuMemAllocManaged");
+    slow.join();
+    CHECK(kvsim_gate_timeouts() == 0);
+    if (fails) {
+      CHECK(code == CUDA_ERROR_OUT_OF_MEMORY);
+      CHECK(first == kUntouched);
+    } else {
+      CHECK(kind_of(first) == Kind::managed);
+      CHECK(release(first) == CUDA_SUCCESS);
+    }
+    CHECK(kind_once(4096) == Kind::vmm);  // 2 MiB are held
+  }
+}
+
+TEST_CASE("of many threads at once one has the n-th block") {
+  constexpr unsigned kThreads = 16;
+  for (const char* rules : {"nth=2:managed", "device_nth=16:managed", "after=60MiB:managed"}) {
+    INFO(rules);
+    With options;
+    const Engine engine;
+    kind_once(4 << 20);  // the device is known
+    options.rules(rules);
+    kvsim_hold("cuMemAllocManaged");
+    kvsim_hold("cuMemCreate");
+    std::atomic<unsigned> managed{0};
+    std::vector<std::thread> threads;
+    std::vector<CUdeviceptr> ptrs(kThreads);
+    for (unsigned i = 0; i < kThreads; ++i) {
+      threads.emplace_back([&, i] {
+        cuCtxSetCurrent(engine.context);
+        CUdeviceptr ptr = 0;
+        if (allocate(&ptr, 4 << 20) != CUDA_SUCCESS) return;
+        if (kind_of(ptr) == Kind::managed) ++managed;
+        ptrs[i] = ptr;
+      });
+    }
+    const auto waiting = [] {
+      return kvsim_waiting("cuMemAllocManaged") + kvsim_waiting("cuMemCreate");
+    };
+    for (int i = 0; i < 5000 && waiting() < kThreads; ++i) usleep(1000);
+    CHECK(waiting() == kThreads);
+    kvsim_release("cuMemCreate");
+    kvsim_release("cuMemAllocManaged");
+    for (std::thread& thread : threads) thread.join();
+    CHECK(managed == 1);
+    for (const CUdeviceptr ptr : ptrs) CHECK(release(ptr) == CUDA_SUCCESS);
+  }
+}
+
+TEST_CASE("rules that count nothing take no lock and no place") {
+  With options;
+  const Engine engine;
+  options.rules("size=4KiB:native; lib=libnone*:vmm; device=7:vmm");
+  CHECK(!options->rules.counting);
+  allocated(4096);
+  CHECK(tally::look(0).process.blocks == 0);
+  options.rules("size=4KiB:native; device=0,device_after=1MiB:vmm");
+  CHECK(options->rules.counting);
+  allocated(8192);
+  CHECK(tally::look(0).process.blocks == 1);
+  CHECK(tally::look(0).device.bytes == 8192);
+  CHECK(tally::look(1).device.blocks == 0);
 }
 
 TEST_CASE("the ceiling keeps blocks out of host memory, whoever wants them there") {

@@ -1,5 +1,8 @@
 // One spill budget for every kind that lives in host memory, and every way to it: the threshold,
 // rules, memory pressure. The environment is that of test_capacity.cpp.
+#include <unistd.h>
+
+#include <atomic>
 #include <string>
 
 #include "base/options.h"
@@ -16,6 +19,12 @@ constexpr std::uint64_t kLimit = 192 * kMiB;  // of one device
 constexpr std::size_t kBlock = 64 * kMiB;
 constexpr std::size_t kPiece = 16 * kMiB;
 constexpr CUdeviceptr kUntouched = 0xabcdef;
+
+void free_in_order(CUdeviceptr ptr, CUstream stream) {
+  CUresult code = CUDA_ERROR_UNKNOWN;
+  REQUIRE(engine::free_async(ptr, stream, &code));
+  REQUIRE(code == CUDA_SUCCESS);
+}
 
 CUdeviceptr have(std::size_t bytes) {
   CUdeviceptr ptr = 0;
@@ -194,4 +203,120 @@ TEST_CASE(
   CHECK(release(large) == CUDA_SUCCESS);
   CHECK(release(small) == CUDA_SUCCESS);
   CHECK(spill::told(0).free == kLimit);
+}
+
+TEST_CASE("what was freed in stream order comes back before a block in host memory is refused") {
+  With options;
+  options.rules("size=150MiB:managed; size=160MiB:host; size=1MiB:vmm; size=2MiB:host");
+  for (const MemInfo told : {MemInfo::real, MemInfo::with_spill}) {
+    CAPTURE(told == MemInfo::real);
+    options->meminfo = told;
+    const Engine engine;
+    // Many that wait hide none that has come.
+    CUstream busy = nullptr;
+    REQUIRE(cuStreamCreate(&busy, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
+    CUdeviceptr waiting[10];
+    for (CUdeviceptr& ptr : waiting) ptr = have(2 * kMiB);
+    static std::atomic<bool> go{false};
+    go = false;
+    REQUIRE(cuLaunchHostFunc(
+                busy,
+                [](void*) {
+                  for (int i = 0; i < 5000 && !go; ++i) usleep(1000);
+                },
+                nullptr) == CUDA_SUCCESS);
+    for (const CUdeviceptr ptr : waiting) free_in_order(ptr, busy);
+
+    CUcontext other = nullptr;  // the end of a managed block waits for its own context alone
+    REQUIRE(cuCtxCreate(&other, nullptr, 0, 0) == CUDA_SUCCESS);
+    free_in_order(have(150 * kMiB), CU_STREAM_LEGACY);
+    const CUdeviceptr host = have(160 * kMiB);
+    CHECK(kind_of(host) == Kind::host);
+    free_in_order(host, CU_STREAM_LEGACY);
+    const CUdeviceptr managed = have(150 * kMiB);
+    CHECK(kind_of(managed) == Kind::managed);
+    CHECK(release(managed) == CUDA_SUCCESS);
+    go = true;
+    const engine::Destruction end = engine::before_destroy(other);
+    REQUIRE(cuCtxDestroy(other) == CUDA_SUCCESS);
+    engine::after_destroy(end, true);
+    cuStreamSynchronize(busy);
+    cuStreamDestroy(busy);
+    engine::make_room();
+    CHECK(kvsim_host_bytes() == 0);
+  }
+}
+
+// What these lose stays in the simulation: they are the last ones.
+TEST_CASE("host memory that the driver does not give back stays counted") {
+  With options;
+  options.rules("size=64MiB:host; size=32MiB:managed; *:vmm");
+  options->meminfo = MemInfo::real;
+  options->host_limit = kLimit;
+  constexpr auto kBroken = static_cast<CUresult>(719);  // no refusal: no other kind is tried
+  struct Row {
+    const char* failures;
+    std::uint64_t handle;
+    CUresult made;
+    std::uint64_t lost;
+    std::uint64_t held;  // by the simulation
+  };
+  const Row rows[] = {
+      // At the end of a block.
+      {"cuMemUnmap:1:999", kGiB, CUDA_SUCCESS, kBlock, kBlock},
+      {"cuMemRelease:1:999", kGiB, CUDA_SUCCESS, kBlock, kBlock},
+      {"cuMemAddressFree:1:999", kGiB, CUDA_SUCCESS, 0, 0},
+      {"cuMemUnmap:1:999", kPiece, CUDA_SUCCESS, kBlock, kBlock},
+      // While one is made: a piece's handle; then the undoing.
+      {"cuMemRelease:2:999", kPiece, CUDA_SUCCESS, kPiece, kPiece},
+      {"cuMemRelease:2:999,cuMemUnmap:1:999", kPiece, CUDA_SUCCESS, kBlock, kBlock},
+      {"cuMemSetAccess:3:719,cuMemUnmap:1:999", kPiece, kBroken, 2 * kPiece, 2 * kPiece},
+      {"cuMemMap:3:719,cuMemRelease:3:999", kPiece, kBroken, kPiece, kPiece},
+      {"cuMemSetAccess:1:719,cuMemRelease:1:999", kGiB, kBroken, kBlock, kBlock},
+      {"cuMemSetAccess:1:719,cuMemUnmap:1:999,cuMemRelease:1:999", kGiB, kBroken, kBlock, kBlock},
+  };
+  for (const Row& row : rows) {
+    CAPTURE(row.failures, row.handle);
+    const Engine engine;
+    host::handle_bytes = row.handle;
+    release(have(5 * kMiB));  // spares are there
+    const std::uint64_t was = kvsim_host_bytes();
+    REQUIRE(kvsim_fail(row.failures) == 0);
+    CUdeviceptr block = kUntouched;
+    CHECK(allocate(&block, kBlock) == row.made);
+    if (row.made == CUDA_SUCCESS) {
+      CHECK(release(block) == CUDA_SUCCESS);
+    } else {
+      CHECK(block == kUntouched);
+    }
+    kvsim_fail_none();
+    CHECK(kvsim_host_bytes() - was == row.held);
+    CHECK(telemetry::counters.devices[0].spilled.live_bytes == row.lost);
+    // So many more fit under the limit.
+    std::uint64_t fit = 0;
+    while (allocate(&block, kBlock) == CUDA_SUCCESS) ++fit;
+    CHECK(fit == (kLimit - row.lost) / kBlock);
+  }
+}
+
+TEST_CASE("a managed block that cannot be ended, half made or whole, stays counted") {
+  With options;
+  options.rules("size=64MiB:managed; *:vmm");
+  const Engine engine;
+  const CUdeviceptr block = have(kBlock);
+  REQUIRE(kvsim_fail("cuMemFree_v2:1:999") == 0);
+  CHECK(release(block) == CUDA_ERROR_UNKNOWN);
+  CHECK(spill::told(0).free == kLimit - kBlock);
+  CHECK(release(block) == CUDA_SUCCESS);
+  CHECK(spill::told(0).free == kLimit);
+
+  // 1 GiB are the device's: its front lies there, and cannot be zeroed.
+  options.rules("size>1GiB:managed; *:vmm");
+  REQUIRE(kvsim_fail("cuMemsetD8Async:1:999,cuMemFree_v2:2:999") == 0);
+  CUdeviceptr out = kUntouched;
+  CHECK(allocate(&out, kGiB + kBlock) == CUDA_ERROR_UNKNOWN);
+  CHECK(out == kUntouched);
+  kvsim_fail_none();
+  CHECK(engine.alive().managed_blocks == 1);
+  CHECK(spill::told(0).free < kLimit - kBlock + kMiB2);
 }

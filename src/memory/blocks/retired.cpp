@@ -27,9 +27,10 @@ struct Entry {
 
 namespace {
 
-// How many entries that are not ready a walk looks at before it gives up: a long queue behind a
-// slow stream must not make every allocation slow.
+// How many entries that are not ready a walk looks at before it gives up, where nobody is short of
+// memory: a long queue behind a slow stream must not make every allocation slow.
 constexpr unsigned kMisses = 8;
+constexpr unsigned kAll = ~0u;
 
 constinit Lock lock;
 constinit NodePool<sizeof(Entry)> pool;
@@ -98,13 +99,13 @@ bool give_back(Entry* entry) noexcept {
 }
 
 template <typename Wanted>
-std::uint64_t reap_where(Wanted wanted) noexcept {
+std::uint64_t reap_where(unsigned most_misses, Wanted wanted) noexcept {
   if (count.load(std::memory_order_relaxed) == 0) return 0;
   const driver::RelaxedCapture relaxed;  // asking an event would end a capture in another mode
   std::uint64_t bytes = 0;
   unsigned misses = 0;
   Entry* left = nullptr;  // the walk stands on it: taken, so that nobody removes it
-  while (misses < kMisses) {
+  while (misses < most_misses) {
     Entry* entry = take_behind(left, wanted);
     if (entry == nullptr) break;
     if (!has_come(*entry) || !give_back(entry)) {
@@ -136,17 +137,21 @@ bool add(const Block& block, CUevent event, CUcontext event_context) noexcept {
 }
 
 std::uint64_t reap(const Owner* owner) noexcept {
-  return reap_where([&](const Block& block) {
+  return reap_where(kMisses, [&](const Block& block) {
     return is_mapping(block.kind) || (owner != nullptr && block.owner == owner);
   });
 }
 
-std::uint64_t reap_managed() noexcept {
-  return reap_where([](const Block& block) { return block.kind == Kind::managed; });
+std::uint64_t reap_all() noexcept {
+  return reap_where(kAll, [](const Block& block) { return is_mapping(block.kind); });
 }
 
-void wait_for_others() noexcept {
-  for (;;) {
+std::uint64_t reap_managed() noexcept {
+  return reap_where(kAll, [](const Block& block) { return block.kind == Kind::managed; });
+}
+
+bool wait_for_others() noexcept {
+  for (bool waited = false;; waited = true) {
     bool busy = false;
     {
       const Guard guard(lock);
@@ -154,7 +159,7 @@ void wait_for_others() noexcept {
         busy = busy || (entry->taken && is_mapping(entry->block.kind));
       }
     }
-    if (!busy) return;
+    if (!busy) return waited;
     sched_yield();
   }
 }

@@ -16,15 +16,20 @@ struct Entry;
 // and is destroyed with it. False when there is no room for the record (nothing was taken over).
 bool add(const Block& block, CUevent event, CUcontext event_context) noexcept;
 
-// Releases blocks whose event has come and returns the bytes: vmm ones, and managed ones of `owner`
-// (NULL: none). Never waits for an event, disturbs no capture.
+// Releases blocks whose event has come and returns the bytes: mappings (vmm and host ones), and
+// managed ones of `owner` (NULL: none). Never waits for an event, disturbs no capture. Looks at few
+// that still wait: later calls find the others.
 std::uint64_t reap(const Owner* owner) noexcept;
 
-// Releases managed blocks of every owner whose event has come: for when the host's memory is short.
+// All mappings whose event has come, however many wait: for when memory is short, or told.
+std::uint64_t reap_all() noexcept;
+
+// All managed blocks, of every owner, whose event has come: for when the host's memory is short.
 std::uint64_t reap_managed() noexcept;
 
-// Waits for other threads that are releasing blocks at this moment.
-void wait_for_others() noexcept;
+// Waits for other threads that are looking at mappings at this moment. True where there were any:
+// something may have come free.
+bool wait_for_others() noexcept;
 
 // True for the start of a block that waits here: to the program it is freed already.
 bool contains(CUdeviceptr base) noexcept;

@@ -52,6 +52,8 @@ class Builder {
   }
 
   const vmm::Mapping& block() const noexcept { return block_; }
+  // Bytes that the driver has not given back, or will not when the block ends.
+  std::uint64_t lost() const noexcept { return lost_ < block_.bytes ? lost_ : block_.bytes; }
 
  private:
   CUresult reserve(std::uint64_t bytes) noexcept {
@@ -85,7 +87,7 @@ class Builder {
       if (code == CUDA_SUCCESS) {
         memory_.prove();
       } else {
-        driver::cuMemRelease(*handle);
+        release_handle(*handle, bytes);
       }
     }
     if (code == CUDA_ERROR_OUT_OF_MEMORY) {
@@ -118,7 +120,7 @@ class Builder {
       refuse_if_final("cuMemMap", code);
     }
     // The mapping keeps the memory.
-    if (handle != 0) check("cuMemRelease", driver::cuMemRelease(handle));
+    if (handle != 0) release_handle(handle, bytes);
     if (code == CUDA_SUCCESS) code = open(at, bytes);
     return code;
   }
@@ -168,12 +170,17 @@ class Builder {
     return false;
   }
 
+  void release_handle(CUmemGenericAllocationHandle handle, std::uint64_t bytes) noexcept {
+    if (!check("cuMemRelease", driver::cuMemRelease(handle))) lost_ += bytes;
+  }
+
   void undo() noexcept {
     bool free_address = block_.bytes != 0;
     if (mapped_ != 0) {
       free_address = check("cuMemUnmap", driver::cuMemUnmap(block_.base, mapped_));
+      if (!free_address) lost_ += mapped_;
     }
-    if (block_.handle != 0) check("cuMemRelease", driver::cuMemRelease(block_.handle));
+    if (block_.handle != 0) release_handle(block_.handle, mapped_);
     if (free_address) {
       check("cuMemAddressFree", driver::cuMemAddressFree(block_.base, block_.bytes));
     }
@@ -185,6 +192,7 @@ class Builder {
   spill::Promise& promise_;
   vmm::Mapping block_;  // bytes: what is reserved
   std::uint64_t mapped_ = 0;
+  std::uint64_t lost_ = 0;  // may count a piece twice, where two steps of its undoing fail
 };
 
 }  // namespace
@@ -201,9 +209,8 @@ CUresult create(driver::Device& device, std::uint64_t bytes, vmm::Mapping* out,
     spill::Promise promise(device.ordinal(), whole, "host", memory.node());
     if (!promise.granted()) {
       // With the device's memory told as well, a kind that lies there may take the block.
-      const bool other = options().meminfo == MemInfo::with_spill;
-      promise.refuse(other ? LogLevel::info : LogLevel::warn);
-      return other ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_OUT_OF_MEMORY;
+      promise.refuse(options().meminfo == MemInfo::with_spill ? LogLevel::info : LogLevel::warn);
+      return CUDA_ERROR_OUT_OF_MEMORY;
     }
     bool refused = false;
     Builder builder(memory, device, step, promise);
@@ -211,8 +218,13 @@ CUresult create(driver::Device& device, std::uint64_t bytes, vmm::Mapping* out,
     if (code == CUDA_SUCCESS) {
       promise.keep();
       *out = builder.block();
-      *spilled = whole;
+      *spilled = whole - builder.lost();
       return code;
+    }
+    // What is lost stays counted.
+    if (builder.lost() != 0) {
+      promise.keep();
+      spill::returned(device.ordinal(), whole - builder.lost());
     }
     if (!refused) return code;  // else once more, with the handles that the refusal has left
   }

@@ -23,9 +23,9 @@ extern constinit std::uint64_t handle_bytes;
 // all at once), and cuMemRetainAllocationHandle finds them for whoever exports them.
 // On failure everything done so far is undone in reverse and *out is left alone. Errors:
 // CUDA_ERROR_NOT_SUPPORTED where the device cannot (said once; take another kind),
-// CUDA_ERROR_OUT_OF_MEMORY when the host lacks the memory, with one line of arithmetic (with
-// KVSHIM_MEMINFO=virtual NOT_SUPPORTED: another kind may lie on the device); else the driver's.
-// `spilled`: as of managed blocks. Needs a current context only where the CPU may not write.
+// CUDA_ERROR_OUT_OF_MEMORY when the host lacks the memory, with one line of arithmetic; else the
+// driver's. `spilled`: as of managed blocks. Needs a current context only where the CPU may not
+// write.
 CUresult create(driver::Device& device, std::uint64_t bytes, vmm::Mapping* out,
                 std::uint64_t* spilled) noexcept;
 

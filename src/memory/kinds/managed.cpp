@@ -78,7 +78,14 @@ CUresult make(driver::Device& device, std::uint64_t bytes, spill::Promise& promi
     code = CUDA_ERROR_OUT_OF_MEMORY;
   }
   if (code != CUDA_SUCCESS) {
-    driver::cuMemFree_v2(base);
+    const CUresult freed = driver::cuMemFree_v2(base);
+    if (freed != CUDA_SUCCESS) {
+      log::error(
+          "cuMemFree of a managed block at {:#x} ({} bytes) failed: {} {}; the memory is "
+          "lost to this process",
+          base, bytes, static_cast<int>(freed), driver::error_name(freed));
+      promise.keep();  // lost memory stays counted
+    }
     return code;
   }
   promise.keep();
@@ -99,7 +106,7 @@ CUresult create(driver::Device& device, std::uint64_t bytes, CUdeviceptr* out,
   const std::uint64_t room = options().meminfo == MemInfo::with_spill ? device_room() : 0;
   if (bytes <= room) {
     all.refuse(LogLevel::info);
-    return CUDA_ERROR_NOT_SUPPORTED;
+    return CUDA_ERROR_OUT_OF_MEMORY;
   }
   if (room != 0) {
     spill::Promise rest(device.ordinal(), bytes - room, "managed");

@@ -16,7 +16,7 @@ namespace kvshim::managed {
 // line of arithmetic; else the driver's. Blocks while pages are placed.
 //
 // With KVSHIM_MEMINFO=virtual the program was promised the device's memory too. A block over the
-// host's budget then lies on the device: all of it (NOT_SUPPORTED: take another kind), or its first
+// host's budget then lies on the device: all of it (out of memory: take another kind), or its first
 // part, where it is larger than what the device has free. `spilled`: the bytes in host memory,
 // promised by memory/budget/spill.h; give them back with the block.
 CUresult create(driver::Device& device, std::uint64_t bytes, CUdeviceptr* out,

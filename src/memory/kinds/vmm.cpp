@@ -78,13 +78,15 @@ CUresult create(driver::Device& device, std::uint64_t bytes, Mapping* out) noexc
   return CUDA_SUCCESS;
 }
 
-void destroy(const Mapping& mapping) noexcept {
+bool destroy(const Mapping& mapping) noexcept {
   const bool unmapped =
       undo("cuMemUnmap", driver::cuMemUnmap(mapping.base, mapping.bytes), mapping);
-  if (mapping.handle != 0) undo("cuMemRelease", driver::cuMemRelease(mapping.handle), mapping);
+  const bool released =
+      mapping.handle == 0 || undo("cuMemRelease", driver::cuMemRelease(mapping.handle), mapping);
   if (unmapped) {
     undo("cuMemAddressFree", driver::cuMemAddressFree(mapping.base, mapping.bytes), mapping);
   }
+  return unmapped && released;
 }
 
 }  // namespace kvshim::vmm

@@ -24,7 +24,8 @@ struct Mapping {
 CUresult create(driver::Device& device, std::uint64_t bytes, Mapping* out) noexcept;
 
 // Unmaps, releases, frees the address range. The caller has made sure that no work uses it. A step
-// that the driver refuses is logged; an address whose unmapping failed is never given back.
-void destroy(const Mapping& mapping) noexcept;
+// that the driver refuses is logged; an address whose unmapping failed is never given back. False:
+// the physical memory was not given back either, and is lost.
+bool destroy(const Mapping& mapping) noexcept;
 
 }  // namespace kvshim::vmm

@@ -13,6 +13,19 @@ Kind below_ceiling(const Options& options) noexcept {
   return uses_host(options.small) ? Kind::vmm : options.small;
 }
 
+unsigned match(std::uint64_t bytes, int device, const Options& options,
+               const tally::Before& before) noexcept {
+  // In the order of Subject. This block is the next one.
+  const std::uint64_t values[kSubjectCount] = {bytes,
+                                               static_cast<std::uint64_t>(device),
+                                               before.process.blocks + 1,
+                                               before.device.blocks + 1,
+                                               before.process.bytes,
+                                               before.device.bytes};
+  char name[caller::kNameMax];
+  return first_match(options.rules, values, [&] { return caller::library(name); });
+}
+
 }  // namespace
 
 WhyText why_text(const Route& route) noexcept {
@@ -48,23 +61,16 @@ bool reachable(Kind kind, const Options& options) noexcept {
 }
 
 unsigned matching_rule(std::uint64_t bytes, int device, const Options& options) noexcept {
-  if (options.rules.count == 0) return 0;
-  const tally::Held process = tally::of_process();
-  const tally::Held on_device = tally::of_device(device);
-  // In the order of Subject. This block is the next one.
-  const std::uint64_t values[kSubjectCount] = {bytes,
-                                               static_cast<std::uint64_t>(device),
-                                               process.blocks + 1,
-                                               on_device.blocks + 1,
-                                               process.bytes,
-                                               on_device.bytes};
-  char name[caller::kNameMax];
-  return first_match(options.rules, values, [&] { return caller::library(name); });
+  return options.rules.count == 0 ? 0 : match(bytes, device, options, tally::look(device));
 }
 
 Route route(std::uint64_t bytes, int device, const Options& options) noexcept {
   Route chosen;
-  if (const unsigned rule = matching_rule(bytes, device, options)) {
+  unsigned rule = 0;
+  if (options.rules.count != 0) {
+    rule = match(bytes, device, options, tally::reserve(device, bytes));
+  }
+  if (rule != 0) {
     chosen = {options.rules.list[rule - 1].kind, Why::rule, static_cast<std::uint8_t>(rule)};
   } else {
     chosen.kind = over_threshold(bytes, options) ? options.large : options.small;

@@ -44,11 +44,12 @@ inline bool may_spill(std::uint64_t bytes, const Options& options) noexcept {
 // has it.
 bool reachable(Kind kind, const Options& options) noexcept;
 
-// The rule that decides for this block on this device (from 1), 0 where none does. May walk the
-// stack for the library that asked.
+// The rule that would decide for a block on this device now (from 1), 0 where none does. May walk
+// the stack for the library that asked.
 unsigned matching_rule(std::uint64_t bytes, int device, const Options& options) noexcept;
 
-// Rules, then the threshold; over both the ceiling.
+// Rules, then the threshold; over both the ceiling. Takes the block's place among those that rules
+// count: tally::cancel gives it back where no block is made.
 Route route(std::uint64_t bytes, int device, const Options& options) noexcept;
 
 }  // namespace kvshim

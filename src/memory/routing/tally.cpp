@@ -1,8 +1,7 @@
 // See tally.h.
 #include "memory/routing/tally.h"
 
-#include <atomic>
-
+#include "base/lock.h"
 #include "base/options.h"
 #include "driver/device.h"
 #include "memory/blocks/owner.h"
@@ -13,21 +12,17 @@ namespace kvshim::tally {
 namespace {
 
 using telemetry::counters;
-constexpr auto relaxed = std::memory_order_relaxed;
 
-struct Counts {
-  std::atomic<std::uint64_t> blocks{0};
-  std::atomic<std::uint64_t> bytes{0};
+constinit Lock lock;
+constinit Held process;
+constinit Held devices[driver::kMaxDevices];
 
-  Held held() const noexcept { return {blocks.load(relaxed), bytes.load(relaxed)}; }
-  void add(std::uint64_t size) noexcept {
-    blocks.fetch_add(1, relaxed);
-    bytes.fetch_add(size, relaxed);
+void add(int device, std::uint64_t blocks, std::uint64_t bytes) noexcept {  // with the lock held
+  for (Held* held : {&process, &devices[device]}) {
+    held->blocks += blocks;
+    held->bytes += bytes;
   }
-};
-
-constinit Counts process;
-constinit Counts devices[driver::kMaxDevices];
+}
 
 Kind counted_kind(const Block& block) noexcept {
   return options().dry_run ? block.planned : block.kind;
@@ -40,36 +35,42 @@ telemetry::Amount& reason(const Route& route) noexcept {
 
 }  // namespace
 
-Held of_process() noexcept {
-  return process.held();
+Before look(int device) noexcept {
+  if (!options().rules.counting) return {};
+  const Guard guard(lock);
+  return {process, devices[device]};
 }
 
-Held of_device(int ordinal) noexcept {
-  return devices[ordinal].held();
+Before reserve(int device, std::uint64_t bytes) noexcept {
+  if (!options().rules.counting) return {};
+  const Guard guard(lock);
+  const Before before{process, devices[device]};
+  add(device, 1, bytes);
+  return before;
+}
+
+void cancel(int device, std::uint64_t bytes) noexcept {
+  if (!options().rules.counting) return;
+  const Guard guard(lock);
+  add(device, -1ull, -bytes);
 }
 
 void add(const Block& block, const Route& route) noexcept {
   counters.kinds[static_cast<unsigned>(counted_kind(block))].add(block.bytes);
   reason(route).add(block.bytes);
-  if (options().rules.count == 0) return;
-  process.add(block.bytes);
-  devices[block.owner->device().ordinal()].add(block.bytes);
 }
 
 void remove(const Block& block) noexcept {
   counters.kinds[static_cast<unsigned>(counted_kind(block))].remove(block.bytes);
-  if (options().rules.count == 0) return;
-  process.bytes.fetch_sub(block.bytes, relaxed);
-  devices[block.owner->device().ordinal()].bytes.fetch_sub(block.bytes, relaxed);
+  if (!options().rules.counting) return;
+  const Guard guard(lock);
+  add(block.owner->device().ordinal(), 0, -block.bytes);
 }
 
 void forget() noexcept {
-  const auto clear = [](Counts& counts) {
-    counts.blocks.store(0, relaxed);
-    counts.bytes.store(0, relaxed);
-  };
-  clear(process);
-  for (Counts& device : devices) clear(device);
+  lock.renew();
+  process = {};
+  for (Held& device : devices) device = {};
 }
 
 }  // namespace kvshim::tally

@@ -13,12 +13,19 @@ struct Held {
   std::uint64_t blocks = 0;  // ever allocated
   std::uint64_t bytes = 0;   // now, requested sizes
 };
-// Counted only while there are rules.
-Held of_process() noexcept;
-Held of_device(int ordinal) noexcept;
+struct Before {
+  Held process;
+  Held device;
+};
+// What there is, requests under way included. Counted only while a rule depends on it; else zeroes.
+Before look(int device) noexcept;
+// The same, and in one step this request is counted: no other one is told the same.
+Before reserve(int device, std::uint64_t bytes) noexcept;
+// That request made no block.
+void cancel(int device, std::uint64_t bytes) noexcept;
 
-// A block was made, as `route` says; a block's life ended. In a dry run both count as the kind that
-// the block would have become (Block::planned).
+// A block was made from a reserved request, as `route` says; a block's life ended. In a dry run
+// both count as the kind that the block would have become (Block::planned).
 void add(const Block& block, const Route& route) noexcept;
 void remove(const Block& block) noexcept;
 
