@@ -60,14 +60,21 @@ bool short_host_falls(CUresult code) noexcept {
   return code == CUDA_ERROR_OUT_OF_MEMORY && options().meminfo == MemInfo::with_spill;
 }
 
-// In host memory. Before the block is refused or falls, blocks that were freed in stream order give
-// back what they hold of it: mappings first, for the end of a managed one waits (retired.h).
+// Blocks of this kind that were freed in stream order give back what they hold.
+bool freed_come_free(Kind kind) noexcept {
+  const std::uint64_t bytes = retired::reap_kind(kind);
+  const bool others = is_mapping(kind) && retired::wait_for_others();
+  return bytes != 0 || others;
+}
+
+// A kind that lives in host memory gets that memory back before it is refused or falls. Managed
+// blocks come last: their end waits (retired.h).
 CUresult make_in_host(Kind kind, Owner& owner, std::uint64_t bytes, Block* block) noexcept {
   CUresult code = make(kind, owner, bytes, block);
-  if (code == CUDA_ERROR_OUT_OF_MEMORY && engine::make_room())
-    code = make(kind, owner, bytes, block);
-  if (code == CUDA_ERROR_OUT_OF_MEMORY && retired::reap_managed() != 0)
-    code = make(kind, owner, bytes, block);
+  for (const Kind freed : {Kind::host, Kind::managed}) {
+    if (code == CUDA_ERROR_OUT_OF_MEMORY && freed_come_free(freed))
+      code = make(kind, owner, bytes, block);
+  }
   return code;
 }
 

@@ -146,8 +146,8 @@ std::uint64_t reap_all() noexcept {
   return reap_where(kAll, [](const Block& block) { return is_mapping(block.kind); });
 }
 
-std::uint64_t reap_managed() noexcept {
-  return reap_where(kAll, [](const Block& block) { return block.kind == Kind::managed; });
+std::uint64_t reap_kind(Kind kind) noexcept {
+  return reap_where(kAll, [&](const Block& block) { return block.kind == kind; });
 }
 
 bool wait_for_others() noexcept {

@@ -24,8 +24,8 @@ std::uint64_t reap(const Owner* owner) noexcept;
 // All mappings whose event has come, however many wait: for when memory is short, or told.
 std::uint64_t reap_all() noexcept;
 
-// All managed blocks, of every owner, whose event has come: for when the host's memory is short.
-std::uint64_t reap_managed() noexcept;
+// All blocks of one kind, managed ones of every owner too: for when the host's memory is short.
+std::uint64_t reap_kind(Kind kind) noexcept;
 
 // Waits for other threads that are looking at mappings at this moment. True where there were any:
 // something may have come free.
