@@ -295,36 +295,27 @@ CASE("all places that say how much memory there is agree, and say the truth with
   EXPECT_IN(off.out == "512 512\n", off.show());
 }
 SCENE(places) {
-  void* const nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);  // as ctypes does
-  EXPECT(nvml != nullptr);
-  if (nvml == nullptr) return 1;
-#define FIND(name) const auto name##_ = reinterpret_cast<decltype(&::name)>(dlsym(nvml, #name))
-  FIND(nvmlInit_v2);
-  FIND(nvmlDeviceGetHandleByIndex_v2);
-  FIND(nvmlDeviceGetMemoryInfo);
-  FIND(nvmlDeviceGetMemoryInfo_v2);
-#undef FIND
+  const Nvml nvml;
   constexpr std::size_t kKept = 512 * kMiB;  // what the driver keeps, in NVML's total
   const auto ask = [&](unsigned index) {
-    nvmlDevice_t device = nullptr;
+    const nvmlDevice_t device = nvml.device(index);
     nvmlMemory_t memory{};
     nvmlMemory_v2_t second{};
     second.version = 0x02000028;
-    OK(nvmlDeviceGetHandleByIndex_v2_(index, &device));
-    OK(nvmlDeviceGetMemoryInfo_(device, &memory));
-    OK(nvmlDeviceGetMemoryInfo_v2_(device, &second));
+    OK(nvml.nvmlDeviceGetMemoryInfo(device, &memory));
+    OK(nvml.nvmlDeviceGetMemoryInfo_v2(device, &second));
     EXPECT(second.total == memory.total && second.free == memory.free);
     EXPECT(memory.free + memory.used == memory.total);
     EXPECT(second.free + second.used + second.reserved == second.total);
     EXPECT(memory.free <= memory.total);
     nvmlMemory_v2_t old{};
     old.version = 0x01000028;
-    CODE(nvmlDeviceGetMemoryInfo_v2_(device, &old), 25);
+    CODE(nvml.nvmlDeviceGetMemoryInfo_v2(device, &old), 25);
     return memory;
   };
 
   // Before cuInit nobody knows which device of CUDA's that is: NVML's own figures.
-  OK(nvmlInit_v2_());
+  OK(nvml.nvmlInit_v2());
   EXPECT(ask(0).total == 512 * kMiB + kKept);
   use_device();
   int count = 0;
@@ -373,25 +364,16 @@ CASE("NVML and CUDA agree on what is free while kvshim keeps memory for later bl
 }
 SCENE(kept) {
   const CUcontext primary = use_device();
-  void* const nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
-  EXPECT(nvml != nullptr);
-  if (nvml == nullptr) return 1;
-#define FIND(name) const auto name##_ = reinterpret_cast<decltype(&::name)>(dlsym(nvml, #name))
-  FIND(nvmlInit_v2);
-  FIND(nvmlDeviceGetHandleByIndex_v2);
-  FIND(nvmlDeviceGetMemoryInfo);
-  FIND(nvmlDeviceGetMemoryInfo_v2);
-#undef FIND
-  nvmlDevice_t device = nullptr;
-  OK(nvmlInit_v2_());
-  OK(nvmlDeviceGetHandleByIndex_v2_(0, &device));
+  const Nvml nvml;
+  OK(nvml.nvmlInit_v2());
+  const nvmlDevice_t device = nvml.device(0);
   // NVML is asked first: what CUDA's own question sets in motion must not be needed.
   const auto agree = [&](const char* when) {
     nvmlMemory_t memory{};
     nvmlMemory_v2_t second{};
     second.version = 0x02000028;
-    OK(nvmlDeviceGetMemoryInfo_(device, &memory));
-    OK(nvmlDeviceGetMemoryInfo_v2_(device, &second));
+    OK(nvml.nvmlDeviceGetMemoryInfo(device, &memory));
+    OK(nvml.nvmlDeviceGetMemoryInfo_v2(device, &second));
     const Info cuda = info();
     EXPECT_IN(memory.free == cuda.free && second.free == cuda.free,
               std::string(when) + ": " + std::to_string(memory.free) + ", " +

@@ -241,20 +241,12 @@ int loads_beside(Call call) {
 }  // namespace
 SCENE(loads_beside_nvml) {
   use_device();
-  void* const nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
-  EXPECT(nvml != nullptr);
-  if (nvml == nullptr) return 1;
-#define FIND(name) const auto name##_ = reinterpret_cast<decltype(&::name)>(dlsym(nvml, #name))
-  FIND(nvmlInit_v2);
-  FIND(nvmlDeviceGetHandleByIndex_v2);
-  FIND(nvmlDeviceGetMemoryInfo);
-#undef FIND
-  nvmlDevice_t device = nullptr;
-  OK(nvmlInit_v2_());
-  OK(nvmlDeviceGetHandleByIndex_v2_(0, &device));
+  const Nvml nvml;
+  OK(nvml.nvmlInit_v2());
+  const nvmlDevice_t device = nvml.device(0);
   return loads_beside([&] {
     nvmlMemory_t memory;
-    OK(nvmlDeviceGetMemoryInfo_(device, &memory));
+    OK(nvml.nvmlDeviceGetMemoryInfo(device, &memory));
   });
 }
 SCENE(loads_beside_rules) {
