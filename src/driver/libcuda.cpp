@@ -13,8 +13,6 @@
 #include <cstdint>
 #include <cstring>
 
-#include "driver/loader_walk.h"
-
 namespace kvshim::driver {
 namespace {
 
@@ -162,6 +160,10 @@ bool starts_with(const char* text, const char* prefix) {
 
 }  // namespace
 
+void* libc_function(const char* name) noexcept {
+  return find_in_libc(name);
+}
+
 void* real_dlsym_address() noexcept {
   return cached(g_dlsym, "dlsym");
 }
@@ -197,8 +199,9 @@ void* handle() noexcept {
 
 namespace {
 
-// A walk does not take the lock that dlopen holds while it runs constructors: a thread that a
-// constructor waits for may make its first CUDA call.
+// dl_iterate_phdr does not take the lock that dlopen holds while it runs constructors: a thread
+// that a constructor waits for may make its first CUDA call. Not for what is asked again and again:
+// loaded_object.h says why.
 struct Search {
   const char* object;   // how its file name begins
   const char* name;     // what to look for by name, or NULL
@@ -233,7 +236,7 @@ int visit(dl_phdr_info* info, std::size_t, void* argument) {
 
 bool loaded() noexcept {
   Search search{"libcuda.so", nullptr, nullptr, nullptr, false};
-  for_each_object(visit, &search);
+  dl_iterate_phdr(visit, &search);
   return search.loaded;
 }
 
@@ -254,13 +257,13 @@ void* symbol(const char* name) noexcept {
 
 void* symbol_of(const char* object, const char* name) noexcept {
   Search search{object, name, nullptr, nullptr, false};
-  for_each_object(visit, &search);
+  dl_iterate_phdr(visit, &search);
   return search.found;
 }
 
 bool exports(const void* function) noexcept {
   Search search{"libcuda.so", nullptr, function, nullptr, false};
-  for_each_object(visit, &search);
+  dl_iterate_phdr(visit, &search);
   return search.found != nullptr;
 }
 

@@ -13,6 +13,9 @@ void* real_dlvsym(void* handle, const char* name, const char* version) noexcept;
 void* real_dlsym_address() noexcept;
 void* real_dlvsym_address() noexcept;
 
+// A function of the C library by its exported name, or NULL: for what older ones lack. No lock.
+void* libc_function(const char* name) noexcept;
+
 // The driver library if the process has loaded it by whatever way, NULL if not (yet). The handle is
 // kept for ever, so that the driver stays loaded. Takes the loader's lock: for the look-up path
 // only. dlerror() is clean afterwards.

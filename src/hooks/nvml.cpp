@@ -6,6 +6,7 @@
 
 #include "base/format.h"
 #include "base/options.h"
+#include "driver/loaded_object.h"
 #include "hooks/hook.h"
 #include "memory/budget/spill.h"
 
@@ -17,10 +18,14 @@ constexpr nvmlReturn_t kSuccess = 0;
 constexpr nvmlReturn_t kLibraryNotFound = 12;  // NVML_ERROR_LIBRARY_NOT_FOUND
 constexpr unsigned kVersion2 = static_cast<unsigned>(sizeof(nvmlMemory_v2_t)) | 2u << 24;
 
-// Looked up at each call: a program may unload NVML and load it again.
+// A program may unload NVML and load it again.
+constinit driver::FunctionOf memory_info{"libnvidia-ml.so", "nvmlDeviceGetMemoryInfo"};
+constinit driver::FunctionOf memory_info_v2{"libnvidia-ml.so", "nvmlDeviceGetMemoryInfo_v2"};
+constinit driver::FunctionOf pci_info{"libnvidia-ml.so", "nvmlDeviceGetPciInfo_v3"};
+
 template <typename... Args>
-nvmlReturn_t call(const char* name, Args... args) {
-  void* const real = driver::symbol(name);
+nvmlReturn_t call(driver::FunctionOf& function, Args... args) {
+  void* const real = function.get();
   if (real == nullptr) return kLibraryNotFound;
   return reinterpret_cast<nvmlReturn_t (*)(Args...)>(real)(args...);
 }
@@ -30,7 +35,7 @@ nvmlReturn_t call(const char* name, Args... args) {
 bool ordinal_of(nvmlDevice_t device, CUdevice* ordinal) {
   nvmlPciInfo_t pci{};
   char bus_id[32];
-  if (call("nvmlDeviceGetPciInfo_v3", device, &pci) != kSuccess) return false;
+  if (call(pci_info, device, &pci) != kSuccess) return false;
   format_into(bus_id, "{:04x}:{:02x}:{:02x}.0", pci.domain, pci.bus, pci.device);
   return driver::cuDeviceGetByPCIBusId(ordinal, bus_id) == CUDA_SUCCESS;
 }
@@ -54,7 +59,7 @@ bool adds(const Reentry& guard) {
   if (!options().nvml || options().meminfo != MemInfo::with_spill || pass_through(guard)) {
     return false;
   }
-  retired::reap(nullptr);
+  retired::reap_all();
   return true;
 }
 
@@ -63,7 +68,7 @@ bool adds(const Reentry& guard) {
 KVSHIM_HOOK_DEF nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t* memory) {
   const Reentry guard;
   const bool more = adds(guard);
-  const nvmlReturn_t code = call("nvmlDeviceGetMemoryInfo", device, memory);
+  const nvmlReturn_t code = call(memory_info, device, memory);
   if (more && code == kSuccess) add(device, memory);
   return code;
 }
@@ -72,7 +77,7 @@ KVSHIM_HOOK_DEF nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device,
                                                         nvmlMemory_v2_t* memory) {
   const Reentry guard;
   const bool more = adds(guard);
-  const nvmlReturn_t code = call("nvmlDeviceGetMemoryInfo_v2", device, memory);
+  const nvmlReturn_t code = call(memory_info_v2, device, memory);
   if (more && code == kSuccess && memory->version == kVersion2) add(device, memory);
   return code;
 }

@@ -7,8 +7,6 @@
 
 #include <cstdint>
 
-#include "driver/loader_walk.h"
-
 namespace kvshim::telemetry {
 
 namespace {
@@ -47,7 +45,7 @@ int visit(dl_phdr_info* info, std::size_t, void* argument) {
 
 Where find_object(const char* ending) noexcept {
   Search search{ending};
-  driver::for_each_object(visit, &search);
+  dl_iterate_phdr(visit, &search);
   return search.found;
 }
 

@@ -41,7 +41,7 @@ for level in O0 O2; do
   # -mno-outline-atomics as in the library itself: libgcc's helpers bring a constructor.
   build libkvshim-$level.so -shared -fPIC -$level -fvisibility=hidden -fno-rtti \
     -mno-outline-atomics -Wl,-Bsymbolic-functions "$here/mini.cpp" "$root/src/hooks/lookup.cpp" \
-    "$root/src/driver/libcuda.cpp" "$root/src/driver/loader_walk.cpp" "$root/src/hooks/dlsym_aarch64.S"
+    "$root/src/driver/libcuda.cpp" "$root/src/hooks/dlsym_aarch64.S"
 done
 for flags in "-O0" "-O2 -flto"; do
   # shellcheck disable=SC2086  # the flags are words
