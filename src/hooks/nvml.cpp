@@ -8,6 +8,7 @@
 #include "base/options.h"
 #include "driver/loaded_object.h"
 #include "hooks/hook.h"
+#include "memory/budget/device_room.h"
 #include "memory/budget/spill.h"
 
 using namespace kvshim;
@@ -48,6 +49,11 @@ void add(nvmlDevice_t device, Memory* memory) {
   const spill::Told extra = spill::told(ordinal);
   unsigned long long held = engine::held_bytes(ordinal);
   if (held > memory->used) held = memory->used;
+  // The place of a block that the driver has moved elsewhere for the moment is taken.
+  const unsigned long long left = device_room::left(ordinal);
+  const unsigned long long taken = memory->free + held > left ? memory->free + held - left : 0;
+  memory->free -= taken < memory->free ? taken : memory->free;
+  memory->used += taken;
   memory->total += extra.total;
   memory->free += extra.free + held;
   memory->used += extra.total - extra.free - held;

@@ -16,8 +16,8 @@ namespace {
 
 #define KVSHIM_PUBLIC extern "C" __attribute__((visibility("default")))
 
-// The primary context of each device, retained once for the rest of the process: it must not end
-// while blocks of it live.
+// The primary context of each device, retained for the rest of the process (once more after each
+// reset): it must not end while blocks of it live.
 constinit std::atomic<CUcontext> g_primary[driver::kMaxDevices];
 
 CUresult primary_context(int device, CUcontext* out) {
@@ -164,6 +164,6 @@ KVSHIM_PUBLIC void kvshim_free(void* ptr, std::size_t size, int device, CUstream
   const CUresult code =
       on_device(device, [&] { return free_block(reinterpret_cast<CUdeviceptr>(ptr), stream); });
   if (code == CUDA_SUCCESS || code == CUDA_ERROR_DEINITIALIZED) return;  // the process is ending
-  log::error("kvshim_free of {} ({} bytes, device {}) failed: {} {}; the memory is kept", ptr, size,
-             device, static_cast<int>(code), name_of(code));
+  log::error("kvshim_free of {} ({} bytes, device {}) failed: {} {}", ptr, size, device,
+             static_cast<int>(code), name_of(code));
 }

@@ -19,6 +19,7 @@
 #include "memory/blocks/owner.h"
 #include "memory/blocks/registry.h"
 #include "memory/blocks/retired.h"
+#include "memory/budget/device_room.h"
 #include "memory/budget/spill.h"
 #include "memory/listener.h"
 #include "memory/make.h"
@@ -46,6 +47,7 @@ void in_forked_child() {
   driver::forget_peers();
   driver::forget_primaries();
   spill::forget();
+  device_room::forget();
   forget_memset_jobs();
   driver::forget_devices();
   driver::forget_host_memory();
@@ -321,6 +323,7 @@ CUresult mem_info(std::size_t* free, std::size_t* total) noexcept {
   if (sum > real_total) sum = real_total;
   const spill::Told extra = known ? spill::told(ordinal) : spill::Told{};
   if (known) telemetry::note_real_memory(ordinal, real_free, real_total);
+  if (known && sum > device_room::left(ordinal)) sum = device_room::left(ordinal);
   if (free != nullptr) *free = sum + extra.free;
   if (total != nullptr) *total = real_total + extra.total;
   return CUDA_SUCCESS;

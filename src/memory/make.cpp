@@ -6,6 +6,7 @@
 #include "driver/device.h"
 #include "driver/functions.h"
 #include "memory/blocks/retired.h"
+#include "memory/budget/device_room.h"
 #include "memory/engine.h"
 #include "memory/kinds/host.h"
 #include "memory/kinds/managed.h"
@@ -78,6 +79,19 @@ CUresult make_in_host(Kind kind, Owner& owner, std::uint64_t bytes, Block* block
   return code;
 }
 
+// In the device's memory, as vmm or natively.
+CUresult make_on_device(Kind kind, Owner& owner, std::uint64_t bytes, Block* block) noexcept {
+  const CUdevice device = owner.device().ordinal();
+  if (!device_room::claim(device, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  CUresult code = make(kind, owner, bytes, block);
+  if (code == CUDA_ERROR_OUT_OF_MEMORY && engine::make_room())
+    code = make(kind, owner, bytes, block);
+  const bool may_fall = code == CUDA_ERROR_OUT_OF_MEMORY || driver::Device::is_refusal(code);
+  if (kind == Kind::vmm && may_fall) code = make(Kind::native, owner, bytes, block);
+  if (code != CUDA_SUCCESS) device_room::give_back(device, bytes);
+  return code;
+}
+
 // From the routed kind down to native. A kind that a device lacks falls to the next one; out of
 // memory is tried again with what is cached given back, and then natively.
 CUresult make_or_fall(Kind wanted, Owner& owner, std::uint64_t bytes, Block* block) noexcept {
@@ -92,12 +106,7 @@ CUresult make_or_fall(Kind wanted, Owner& owner, std::uint64_t bytes, Block* blo
     if (code != CUDA_ERROR_NOT_SUPPORTED && !short_host_falls(code)) return code;
     kind = Kind::vmm;
   }
-  CUresult code = make(kind, owner, bytes, block);
-  if (code == CUDA_ERROR_OUT_OF_MEMORY && engine::make_room())
-    code = make(kind, owner, bytes, block);
-  const bool may_fall = code == CUDA_ERROR_OUT_OF_MEMORY || driver::Device::is_refusal(code);
-  if (kind == Kind::vmm && may_fall) code = make(Kind::native, owner, bytes, block);
-  return code;
+  return make_on_device(kind, owner, bytes, block);
 }
 
 }  // namespace
@@ -112,7 +121,9 @@ CUresult make_or_spill(Route* route, Owner& owner, std::uint64_t bytes, Block* b
   if (code != CUDA_ERROR_OUT_OF_MEMORY || uses_host(route->kind) || !may_spill(bytes, options())) {
     return code;
   }
-  const Kind spilled = suited(spill_kind(options()), bytes, owner.device(), Kind::managed);
+  // Where there is no managed memory, each small block gets a page of the host to itself.
+  const Kind small = owner.device().managed() ? Kind::managed : Kind::host;
+  const Kind spilled = suited(spill_kind(options()), bytes, owner.device(), small);
   code = make_or_fall(spilled, owner, bytes, block);
   if (code != CUDA_SUCCESS) return code;
   route->why = block->kind == spilled ? Why::pressure : Why::fallback;

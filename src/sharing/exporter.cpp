@@ -213,11 +213,13 @@ bool get_handle(CUipcMemHandle* out, CUdeviceptr address, CUresult* result) noex
   if (registry::find(address, &block) != Place::block || block.opened) return false;
   const bool pieces = block.kind == Kind::host && block.mapping.handle == 0;
   if ((pieces || block.kind == Kind::managed) && said_managed.first()) {
-    log::warn(
-        "a block of {} bytes is wanted over IPC, and {} has none. KVSHIM_THRESHOLD over its size "
-        "or "
-        "KVSHIM_LARGE=vmm keeps such blocks shareable",
-        block.bytes, pieces ? "host memory of several handles" : "managed memory");
+    const bool spills = options().spill != SpillPolicy::threshold;
+    log::warn("a block of {} bytes is wanted over IPC, and {} has none. {}", block.bytes,
+              pieces ? "host memory of several handles" : "managed memory",
+              spills
+                  ? "KVSHIM_LARGE=host keeps blocks that go to host memory shareable, up to 1 GiB"
+                  : "KVSHIM_THRESHOLD over its size or KVSHIM_LARGE=vmm keeps such blocks "
+                    "shareable");
   }
   if (pieces || !is_mapping(block.kind)) return false;
   *result = driver::current_context_state();

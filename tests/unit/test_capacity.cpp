@@ -184,6 +184,44 @@ TEST_CASE("a block larger than the device and than the budget lies on both, fron
   CHECK(spill::told(0).free == kLimit);
 }
 
+TEST_CASE("the device's part of a block on both is nobody else's while it lives") {
+  const Engine engine;
+  const Info before = info();
+  const CUdeviceptr both = have(kOwn + 64 * kMiB);
+  CHECK(kind_of(both) == Kind::managed);
+  Info now = info();
+  CHECK(before.free - now.free - (kOwn + 64 * kMiB) <= 4 * kMiB);  // spare blocks of the context
+  // All that is told is there, and no more.
+  std::vector<CUdeviceptr> small;
+  CUdeviceptr next = 0;
+  while (allocate(&next, 16 * kMiB) == CUDA_SUCCESS && small.size() < 100) small.push_back(next);
+  CHECK(small.size() == now.free / (16 * kMiB));
+  CHECK(info().free < 16 * kMiB);
+  for (const CUdeviceptr ptr : small) CHECK(release(ptr) == CUDA_SUCCESS);
+  CHECK(info().free == now.free);
+  CHECK(release(both) == CUDA_SUCCESS);
+  CHECK(info().free >= before.free - 4 * kMiB);
+}
+
+TEST_CASE("many threads that want device and host together get it once") {
+  const Engine engine;
+  std::atomic<int> got{0};
+  std::vector<std::thread> threads;
+  std::vector<CUdeviceptr> blocks(4);
+  for (CUdeviceptr& block : blocks) {
+    threads.emplace_back([&] {
+      cuCtxSetCurrent(engine.context);
+      if (allocate(&block, kOwn + 32 * kMiB) == CUDA_SUCCESS) ++got;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(got == 1);
+  for (const CUdeviceptr block : blocks) {
+    if (block != 0) CHECK(release(block) == CUDA_SUCCESS);
+  }
+  CHECK(spill::told(0).free == kLimit);
+}
+
 TEST_CASE("a block on both that fails half way is unwound: the driver's code, nothing left") {
   const Engine engine;
   const CUdeviceptr first = have(4096);

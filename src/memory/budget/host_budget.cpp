@@ -38,7 +38,7 @@ struct Measuring {
   const char* root;
   Ledger* ledger;
   Room* room = nullptr;
-  bool blind = false;  // for want of a descriptor a limit that exists could not be read
+  bool blind = false;  // a limit that exists could not be read
 
   Measuring(const char* below, Ledger* claims) noexcept : root(below), ledger(claims) {
     void* pages =
@@ -56,7 +56,8 @@ struct Measuring {
   const char* read_into(char (&text)[kSize], const char* path) noexcept {
     const int file = open(path, O_RDONLY | O_CLOEXEC);
     if (file < 0) {
-      blind = blind || errno == EMFILE || errno == ENFILE || errno == ENOMEM;
+      blind =
+          blind || errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENAMETOOLONG;
       return nullptr;
     }
     std::size_t length = 0;
@@ -276,7 +277,7 @@ Budget measure(int node, Ledger* ledger, Mapped mapped) noexcept {
   limit_by_cgroups(m);
   if (node >= 0) limit_by_node(m, node);
   if (*m.root == '\0' && mapped == Mapped::no) limit_by_address_space(m);
-  if (m.blind) return {0, "the lack of a file descriptor to read the limits with", 0};
+  if (m.blind) return {0, "a limit that cannot be read (no file descriptor?)", 0};
   return m.budget;
 }
 

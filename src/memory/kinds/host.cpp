@@ -91,7 +91,9 @@ class Builder {
       }
     }
     if (code == CUDA_ERROR_OUT_OF_MEMORY) {
-      log::warn(
+      static constinit log::Once said;
+      log::print(
+          said.first() ? LogLevel::warn : LogLevel::debug,
           "a host block of {} bytes ({}): after {} the driver has no more memory of NUMA node {}",
           block_.bytes, format_size(block_.bytes).c_str(), format_size(mapped_).c_str(),
           memory_.node());

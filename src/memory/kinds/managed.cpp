@@ -6,6 +6,8 @@
 #include "driver/errors.h"
 #include "driver/functions.h"
 #include "driver/zero.h"
+#include "memory/blocks/retired.h"
+#include "memory/budget/device_room.h"
 #include "memory/budget/spill.h"
 #include "memory/kinds/placement.h"
 #include "memory/kinds/progress.h"
@@ -36,14 +38,24 @@ bool place(CUdeviceptr base, std::uint64_t bytes, int numa_node, spill::Promise&
   return true;
 }
 
-// Free memory of the current device that a block may take; a little stays for small blocks.
-std::uint64_t device_room() noexcept {
-  std::size_t free = 0;
-  std::size_t total = 0;
-  if (driver::cuMemGetInfo_v2(&free, &total) != CUDA_SUCCESS) return 0;
-  const std::uint64_t room = free - free / 16;
-  return room - room % (2 * kMiB);
-}
+// The device's part of a block that is larger than what the host has.
+class Front {
+ public:
+  explicit Front(CUdevice device) noexcept
+      : device_(device), bytes_(device_room::claim_front(device)) {}
+  ~Front() {
+    if (!kept_) device_room::give_back_front(device_, bytes_);
+  }
+  Front(const Front&) = delete;
+  Front& operator=(const Front&) = delete;
+  std::uint64_t bytes() const noexcept { return bytes_; }
+  void keep() noexcept { kept_ = true; }
+
+ private:
+  CUdevice device_;
+  std::uint64_t bytes_;
+  bool kept_ = false;
+};
 
 CUresult unsupported(driver::Device& device, CUresult code) noexcept {
   static constinit log::Once said[driver::kMaxDevices];
@@ -103,19 +115,24 @@ CUresult create(driver::Device& device, std::uint64_t bytes, CUdeviceptr* out,
   spill::Promise all(device.ordinal(), bytes, "managed");
   if (all.granted()) return make(device, bytes, all, out, spilled);
 
-  const std::uint64_t room = options().meminfo == MemInfo::with_spill ? device_room() : 0;
-  if (bytes <= room) {
-    all.refuse(LogLevel::info);
-    return CUDA_ERROR_OUT_OF_MEMORY;
-  }
-  if (room != 0) {
-    spill::Promise rest(device.ordinal(), bytes - room, "managed");
-    if (rest.granted()) {
+  if (options().meminfo == MemInfo::with_spill) {
+    // What was freed in stream order is in the way, here and there.
+    if (retired::reap_all() != 0) return create(device, bytes, out, spilled);
+    Front front(device.ordinal());
+    // The whole of it may lie on the device: as another kind.
+    if (bytes <= front.bytes()) {
+      all.refuse(LogLevel::info);
+      return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    spill::Promise rest(device.ordinal(), bytes - front.bytes(), "managed");
+    if (front.bytes() != 0 && rest.granted()) {
       all.refuse(LogLevel::info);
       log::info("{} of a managed block of {} go to the device, {} to host memory",
-                format_size(room).c_str(), format_size(bytes).c_str(),
-                format_size(bytes - room).c_str());
-      return make(device, bytes, rest, out, spilled);
+                format_size(front.bytes()).c_str(), format_size(bytes).c_str(),
+                format_size(rest.bytes()).c_str());
+      const CUresult code = make(device, bytes, rest, out, spilled);
+      if (code == CUDA_SUCCESS) front.keep();
+      return code;
     }
   }
   all.refuse(LogLevel::warn);

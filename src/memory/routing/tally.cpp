@@ -5,6 +5,7 @@
 #include "base/options.h"
 #include "driver/device.h"
 #include "memory/blocks/owner.h"
+#include "memory/budget/device_room.h"
 #include "telemetry/counters.h"
 
 namespace kvshim::tally {
@@ -62,9 +63,16 @@ void add(const Block& block, const Route& route) noexcept {
 
 void remove(const Block& block) noexcept {
   counters.kinds[static_cast<unsigned>(counted_kind(block))].remove(block.bytes);
+  const CUdevice device = block.owner->device().ordinal();
+  const std::uint64_t there = block.bytes > block.spilled ? block.bytes - block.spilled : 0;
+  if (block.kind == Kind::managed) {
+    device_room::give_back_front(device, there);
+  } else if (block.kind != Kind::host) {
+    device_room::give_back(device, there);
+  }
   if (!options().rules.counting) return;
   const Guard guard(lock);
-  add(block.owner->device().ordinal(), 0, -block.bytes);
+  add(device, 0, -block.bytes);
 }
 
 void forget() noexcept {

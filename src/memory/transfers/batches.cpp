@@ -108,13 +108,18 @@ bool understood(const LinearBatch& batch, bool* wait) noexcept {
     if (!is_order(order)) return false;
     if (order == CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL) *wait = true;
   }
+  for (std::size_t index = 0; index < batch.count; ++index) {
+    if (batch.bytes[index] == 0) return false;
+  }
   return true;
 }
 bool understood(const BoxBatch& batch, bool* wait) noexcept {
   if (batch.stream == CU_STREAM_LEGACY || batch.flags != 0) return false;
   for (std::size_t index = 0; index < batch.count; ++index) {
     const CUmemcpySrcAccessOrder order = batch.boxes[index].srcAccessOrder;
-    if (!is_order(order) || !BatchBox(batch.boxes[index]).linear) return false;
+    const BatchBox box(batch.boxes[index]);
+    const bool empty = box.what.WidthInBytes == 0 || box.what.Height == 0 || box.what.Depth == 0;
+    if (!is_order(order) || !box.linear || empty) return false;
     if (order == CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL) *wait = true;
   }
   return true;
