@@ -25,6 +25,7 @@
 #include "memory/make.h"
 #include "memory/peers.h"
 #include "memory/release.h"
+#include "memory/remarks.h"
 #include "memory/routing/route.h"
 #include "memory/routing/tally.h"
 #include "telemetry/counters.h"
@@ -70,42 +71,6 @@ void prepare() noexcept {
 // cuMemAlloc and cuMemFree are.
 CUresult verdict() noexcept {
   return driver::cuMemFree_v2(0);
-}
-
-// A framework that takes most of the device in one block makes every decision about it an all or
-// nothing.
-void call_out_large(std::uint64_t bytes, const driver::Device& device, Kind kind) noexcept {
-  const std::uint64_t total = device.total_bytes();
-  if (total == 0 || bytes <= total / 5 * 3) return;
-  static constinit log::Once said;
-  if (!said.first()) return;
-  // With host memory told as the device's a program that plans takes such blocks on purpose; by a
-  // rule or as host memory the user does.
-  const bool chosen = options().meminfo == MemInfo::with_spill || options().rules.count != 0 ||
-                      options().large == Kind::host;
-  log::print(
-      chosen ? LogLevel::info : LogLevel::warn,
-      "one block of {} is {}% of device {} and {}: if a framework preallocates, all of its memory "
-      "is of one kind now. JAX: XLA_PYTHON_CLIENT_PREALLOCATE=false, or a smaller "
-      "XLA_PYTHON_CLIENT_MEM_FRACTION; TensorFlow: TF_FORCE_GPU_ALLOW_GROWTH=true. KVSHIM_CEILING "
-      "keeps such blocks out of host memory",
-      format_size(bytes).c_str(), bytes / (total / 100), device.ordinal(), kind_name(kind));
-}
-
-// The program was told of host memory that this block may not take.
-void call_out_refusal(std::uint64_t bytes, const driver::Device& device, Kind kind) noexcept {
-  if (uses_host(kind) || may_spill(bytes, options())) return;
-  const std::uint64_t unused = spill::told(device.ordinal()).free;
-  static constinit log::Once said;
-  if (unused == 0 || !said.first()) return;
-  const bool by_ceiling = bytes >= options().ceiling;
-  log::warn(
-      "a {} block of {} refused: device {} has no room for it. {} of host memory that the program "
-      "was "
-      "told of are unused, for {}",
-      kind_name(kind), format_size(bytes).c_str(), device.ordinal(), format_size(unused).c_str(),
-      by_ceiling ? "KVSHIM_CEILING keeps it out of them"
-                 : "KVSHIM_SPILL=threshold keeps it out of them: KVSHIM_SPILL=both lets it in");
 }
 
 // Hands the block over to wait for the stream's work. The event belongs to the stream's context,
