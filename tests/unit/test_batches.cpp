@@ -211,6 +211,13 @@ TEST_CASE("what the driver refuses for another reason stays refused") {
   CUDA_MEMCPY3D_BATCH_OP op = TwoDevices::box(machine.first_block, machine.second_block);
   CHECK_FALSE(
       copies::one_by_one(BoxBatch{&op, 1, 1, machine.stream}, &machine.which, &machine.result));
+  op.extent.height = 0;
+  CHECK_FALSE(
+      copies::one_by_one(BoxBatch{&op, 1, 0, machine.stream}, &machine.which, &machine.result));
+  batch = machine.batch();
+  const std::size_t nothing = 0;
+  batch.bytes = &nothing;
+  CHECK(refused(batch));
   op.src.type = CU_MEMCPY_OPERAND_TYPE_ARRAY;
   CHECK(copies::judge(BoxBatch{&op, 1, 0, machine.stream}, &machine.which) == Verdict::forward);
   REQUIRE(cuStreamBeginCapture(machine.stream, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/sizes.h"
+#include "changed_options.h"
 #include "memory/kinds/managed.h"
 #include "sim_fixture.h"
 
@@ -201,6 +202,25 @@ TEST_CASE("the device's part of a block on both is nobody else's while it lives"
   CHECK(info().free == now.free);
   CHECK(release(both) == CUDA_SUCCESS);
   CHECK(info().free >= before.free - 4 * kMiB);
+}
+
+TEST_CASE("what was freed in stream order makes room for a block on both") {
+  const Engine engine;
+  CUstream busy = nullptr;
+  REQUIRE(cuStreamCreate(&busy, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
+  const CUdeviceptr own = [] {
+    With options;
+    options->threshold = kNever;
+    return have(800 * kMiB);
+  }();
+  CHECK(kind_of(own) == Kind::vmm);
+  CUresult code = CUDA_ERROR_UNKNOWN;
+  REQUIRE(engine::free_async(own, busy, &code));
+  REQUIRE(cuStreamSynchronize(busy) == CUDA_SUCCESS);
+  const CUdeviceptr both = have(kOwn + 32 * kMiB);
+  CHECK(kind_of(both) == Kind::managed);
+  CHECK(release(both) == CUDA_SUCCESS);
+  cuStreamDestroy(busy);
 }
 
 TEST_CASE("many threads that want device and host together get it once") {

@@ -1,6 +1,7 @@
 // One spill budget for every kind that lives in host memory, and every way to it: the threshold,
 // rules, memory pressure. The environment is that of test_capacity.cpp.
 #include <unistd.h>
+#include <vector>
 
 #include <atomic>
 #include <string>
@@ -171,6 +172,34 @@ TEST_CASE("no spill kind is left once the driver has refused both") {
   CHECK(spill::told(0).free == 0);
   CHECK(release(vmm) == CUDA_SUCCESS);
   CHECK(release(managed) == CUDA_SUCCESS);
+}
+
+TEST_CASE("without managed memory small blocks spill too, each to a page of the host") {
+  With options;
+  options->large = Kind::host;
+  options->threshold = kNever;
+  const Engine engine;
+  REQUIRE(kvsim_fail("cuMemAllocManaged:1:801:*") == 0);
+  options.rules("size=64MiB:managed");
+  CHECK(release(have(kBlock)) == CUDA_SUCCESS);  // the refusal
+  options.rules("");
+  std::vector<CUdeviceptr> blocks;
+  CUdeviceptr next = 0;
+  while (allocate(&next, 20 * kMiB) == CUDA_SUCCESS && blocks.size() < 200) blocks.push_back(next);
+  CHECK(kind_of(blocks.back()) == Kind::host);
+  CHECK(release(blocks.back()) == CUDA_SUCCESS);
+  blocks.pop_back();
+  REQUIRE(allocate(&next, 1000 * kKiB) == CUDA_SUCCESS);
+  blocks.push_back(next);
+  int on_host = kind_of(next) == Kind::host ? 1 : 0;
+  for (int index = 0; index < 12; ++index) {
+    if (allocate(&next, 1000 * kKiB) != CUDA_SUCCESS) break;
+    on_host += kind_of(next) == Kind::host ? 1 : 0;
+    blocks.push_back(next);
+  }
+  CHECK(on_host > 0);
+  for (const CUdeviceptr block : blocks) CHECK(release(block) == CUDA_SUCCESS);
+  CHECK(kvsim_host_bytes() == 0);
 }
 
 TEST_CASE("a device that refuses managed memory alone still has the host kind to spill to") {
