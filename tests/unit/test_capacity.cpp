@@ -207,20 +207,36 @@ TEST_CASE("the device's part of a block on both is nobody else's while it lives"
 TEST_CASE("what was freed in stream order makes room for a block on both") {
   const Engine engine;
   CUstream busy = nullptr;
+  CUstream quick = nullptr;
   REQUIRE(cuStreamCreate(&busy, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
+  REQUIRE(cuStreamCreate(&quick, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
+  CUdeviceptr waiting[10];
+  for (CUdeviceptr& ptr : waiting) ptr = have(2 * kMiB);
   const CUdeviceptr own = [] {
     With options;
     options->threshold = kNever;
     return have(800 * kMiB);
   }();
   CHECK(kind_of(own) == Kind::vmm);
+  static std::atomic<bool> go{false};
+  go = false;
+  REQUIRE(cuLaunchHostFunc(
+              busy,
+              [](void*) {
+                for (int i = 0; i < 5000 && !go; ++i) usleep(1000);
+              },
+              nullptr) == CUDA_SUCCESS);
   CUresult code = CUDA_ERROR_UNKNOWN;
-  REQUIRE(engine::free_async(own, busy, &code));
-  REQUIRE(cuStreamSynchronize(busy) == CUDA_SUCCESS);
+  // Many that wait hide none that has come.
+  for (const CUdeviceptr ptr : waiting) REQUIRE(engine::free_async(ptr, busy, &code));
+  REQUIRE(engine::free_async(own, quick, &code));
+  REQUIRE(cuStreamSynchronize(quick) == CUDA_SUCCESS);
   const CUdeviceptr both = have(kOwn + 32 * kMiB);
   CHECK(kind_of(both) == Kind::managed);
+  go = true;
   CHECK(release(both) == CUDA_SUCCESS);
   cuStreamDestroy(busy);
+  cuStreamDestroy(quick);
 }
 
 TEST_CASE("many threads that want device and host together get it once") {
