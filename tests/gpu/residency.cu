@@ -10,22 +10,6 @@
 
 #include "program.h"
 
-__global__ void read_all(const uint4* data, std::size_t count, unsigned long long* total) {
-  const std::size_t step = static_cast<std::size_t>(gridDim.x) * blockDim.x;
-  unsigned long long sum = 0;
-#pragma unroll 8
-  for (std::size_t i = blockIdx.x * static_cast<std::size_t>(blockDim.x) + threadIdx.x; i < count;
-       i += step) {
-    const uint4 four = data[i];
-    sum += four.x;
-    sum += four.y;
-    sum += four.z;
-    sum += four.w;
-  }
-  for (int lane = 16; lane > 0; lane /= 2) sum += __shfl_down_sync(0xffffffffu, sum, lane);
-  if (threadIdx.x % 32 == 0) atomicAdd(total, sum);
-}
-
 __global__ void write_some(uint4* data, std::size_t count, unsigned value) {
   const std::size_t i = blockIdx.x * static_cast<std::size_t>(blockDim.x) + threadIdx.x;
   if (i < count) data[i] = make_uint4(value, value, value, value);

@@ -4,7 +4,9 @@
 
 #include <cuda.h>
 #include <stdlib.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <string>
 
 #include "driver/device.h"
@@ -13,6 +15,7 @@
 #include "memory/blocks/owner.h"
 #include "memory/blocks/registry.h"
 #include "memory/blocks/retired.h"
+#include "memory/budget/device_room.h"
 #include "memory/budget/spill.h"
 #include "memory/engine.h"
 #include "memory/kinds/host.h"
@@ -38,6 +41,7 @@ class Engine {
     kvshim::peers::forget();
     kvshim::driver::forget_peers();
     kvshim::spill::forget();
+    kvshim::device_room::forget();
     kvshim::host::handle_bytes = std::uint64_t{1} << 30;
     kvshim::driver::forget_devices();
     kvshim::driver::forget_host_memory();
@@ -80,3 +84,37 @@ inline CUresult release(CUdeviceptr ptr) {
   CUresult result = CUDA_SUCCESS;
   return kvshim::engine::free(ptr, &result) ? result : static_cast<CUresult>(-1);
 }
+
+// A stream of the current context whose work waits until it is let go (or five seconds).
+class HeldStream {
+ public:
+  HeldStream() {
+    REQUIRE(cuStreamCreate(&stream_, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
+    REQUIRE(cuLaunchHostFunc(stream_, wait, this) == CUDA_SUCCESS);
+  }
+  ~HeldStream() {
+    finish();
+    cuStreamDestroy(stream_);
+  }
+  HeldStream(const HeldStream&) = delete;
+  HeldStream& operator=(const HeldStream&) = delete;
+
+  operator CUstream() const { return stream_; }
+  // Returns when all that it was given is done.
+  void finish() {
+    go_ = true;
+    CHECK(cuStreamSynchronize(stream_) == CUDA_SUCCESS);
+  }
+  bool gave_up() const { return gave_up_; }
+
+ private:
+  static void wait(void* self) {
+    auto& held = *static_cast<HeldStream*>(self);
+    for (int i = 0; i < 5000 && !held.go_; ++i) usleep(1000);
+    held.gave_up_ = !held.go_;
+  }
+
+  CUstream stream_ = nullptr;
+  std::atomic<bool> go_{false};
+  std::atomic<bool> gave_up_{false};
+};

@@ -199,16 +199,16 @@ TEST_CASE("the device's part of a block on both is nobody else's while it lives"
   CHECK(small.size() == now.free / (16 * kMiB));
   CHECK(info().free < 16 * kMiB);
   for (const CUdeviceptr ptr : small) CHECK(release(ptr) == CUDA_SUCCESS);
-  CHECK(info().free == now.free);
+  CHECK(info().free >= now.free);
+  CHECK(info().free <= now.free + 4 * kMiB);  // the spare blocks' page came after the claim
   CHECK(release(both) == CUDA_SUCCESS);
   CHECK(info().free >= before.free - 4 * kMiB);
 }
 
 TEST_CASE("what was freed in stream order makes room for a block on both") {
   const Engine engine;
-  CUstream busy = nullptr;
+  HeldStream busy;
   CUstream quick = nullptr;
-  REQUIRE(cuStreamCreate(&busy, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
   REQUIRE(cuStreamCreate(&quick, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
   CUdeviceptr waiting[10];
   for (CUdeviceptr& ptr : waiting) ptr = have(2 * kMiB);
@@ -218,14 +218,6 @@ TEST_CASE("what was freed in stream order makes room for a block on both") {
     return have(800 * kMiB);
   }();
   CHECK(kind_of(own) == Kind::vmm);
-  static std::atomic<bool> go{false};
-  go = false;
-  REQUIRE(cuLaunchHostFunc(
-              busy,
-              [](void*) {
-                for (int i = 0; i < 5000 && !go; ++i) usleep(1000);
-              },
-              nullptr) == CUDA_SUCCESS);
   CUresult code = CUDA_ERROR_UNKNOWN;
   // Many that wait hide none that has come.
   for (const CUdeviceptr ptr : waiting) REQUIRE(engine::free_async(ptr, busy, &code));
@@ -233,9 +225,8 @@ TEST_CASE("what was freed in stream order makes room for a block on both") {
   REQUIRE(cuStreamSynchronize(quick) == CUDA_SUCCESS);
   const CUdeviceptr both = have(kOwn + 32 * kMiB);
   CHECK(kind_of(both) == Kind::managed);
-  go = true;
+  busy.finish();
   CHECK(release(both) == CUDA_SUCCESS);
-  cuStreamDestroy(busy);
   cuStreamDestroy(quick);
 }
 

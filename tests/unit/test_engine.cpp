@@ -207,20 +207,11 @@ TEST_CASE("a stream-ordered free does not wait, frees later, and is not undone b
 
 TEST_CASE("many stream-ordered frees that wait hide none that has come, where memory is short") {
   const Engine engine;
-  CUstream busy = nullptr;
-  REQUIRE(cuStreamCreate(&busy, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
+  HeldStream busy;
   std::vector<CUdeviceptr> waiting(40);
   for (CUdeviceptr& ptr : waiting) ptr = allocated(kMiB2);
   const CUdeviceptr large = allocated(20 * kMiB2);
   const std::uint64_t full = kvsim_device_bytes(0);
-  static std::atomic<bool> go{false};
-  go = false;
-  REQUIRE(cuLaunchHostFunc(
-              busy,
-              [](void*) {
-                for (int i = 0; i < 5000 && !go; ++i) usleep(1000);
-              },
-              nullptr) == CUDA_SUCCESS);
   CUresult result = CUDA_ERROR_UNKNOWN;
   for (const CUdeviceptr ptr : waiting) REQUIRE(engine::free_async(ptr, busy, &result));
   REQUIRE(engine::free_async(large, CU_STREAM_LEGACY, &result));
@@ -241,12 +232,10 @@ TEST_CASE("many stream-ordered frees that wait hide none that has come, where me
   }
   // Those in front of it still wait.
   CHECK(engine.alive().handles == waiting.size() + (again != 0 ? 1 : 0));
-  go = true;
+  busy.finish();
   if (again != 0) CHECK(release(again) == CUDA_SUCCESS);
-  REQUIRE(cuStreamSynchronize(busy) == CUDA_SUCCESS);
   engine::make_room();
   CHECK(engine.alive().handles == 0);
-  cuStreamDestroy(busy);
 }
 
 TEST_CASE("no lock is held while in the driver: another thread can ask meanwhile") {
@@ -410,33 +399,19 @@ TEST_CASE(
   const Engine engine;
   const CUdeviceptr large = allocated(kLarge);
   CUstream free_stream = nullptr;
-  CUstream busy_stream = nullptr;
   REQUIRE(cuStreamCreate(&free_stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
-  REQUIRE(cuStreamCreate(&busy_stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
   CUresult result = CUDA_ERROR_UNKNOWN;
   REQUIRE(engine::free_async(large, free_stream, &result));
   REQUIRE(result == CUDA_SUCCESS);
-  static std::atomic<bool> go{false};
-  static std::atomic<bool> gave_up{false};
-  go = false;
-  gave_up = false;
-  REQUIRE(cuLaunchHostFunc(
-              busy_stream,
-              [](void*) {
-                for (int i = 0; i < 3000 && !go; ++i) usleep(1000);
-                gave_up = !go;
-              },
-              nullptr) == CUDA_SUCCESS);
+  HeldStream busy;
   const CUdeviceptr small = allocated(512);
   std::size_t free_bytes = 0;
   CHECK(engine::mem_info(&free_bytes, nullptr) == CUDA_SUCCESS);
-  go = true;
-  REQUIRE(cuStreamSynchronize(busy_stream) == CUDA_SUCCESS);
-  CHECK_FALSE(gave_up);
+  busy.finish();
+  CHECK_FALSE(busy.gave_up());
   CHECK(release(small) == CUDA_SUCCESS);  // this one may wait, and gives the managed block back
   CHECK(engine.alive().managed_blocks == 0);
   cuStreamDestroy(free_stream);
-  cuStreamDestroy(busy_stream);
 }
 
 TEST_CASE(

@@ -388,27 +388,16 @@ TEST_CASE("a free of a host block waits for the owner context's work") {
 TEST_CASE("a stream-ordered free of a host block does not wait, and gives it back later") {
   const HostEngine engine;
   const CUdeviceptr ptr = allocated(kLarge);
-  CUstream stream = nullptr;
-  REQUIRE(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
-  static std::atomic<bool> open{false};
-  open = false;
-  REQUIRE(cuLaunchHostFunc(
-              stream,
-              [](void*) {
-                while (!open) usleep(1000);
-              },
-              nullptr) == CUDA_SUCCESS);
+  HeldStream stream;
   REQUIRE(cuMemsetD8Async(ptr, 7, kLarge, stream) == CUDA_SUCCESS);
   CUresult result = CUDA_ERROR_UNKNOWN;
   REQUIRE(engine::free_async(ptr, stream, &result));
   CHECK(result == CUDA_SUCCESS);
   CHECK(kvsim_host_bytes() == kLarge);
-  open = true;
-  REQUIRE(cuStreamSynchronize(stream) == CUDA_SUCCESS);
+  stream.finish();
   const CUdeviceptr other = allocated(512);
   CHECK(kvsim_host_bytes() == 0);
   CHECK(release(other) == CUDA_SUCCESS);
-  cuStreamDestroy(stream);
 }
 
 TEST_CASE("a context takes its host blocks with it") {

@@ -242,18 +242,9 @@ TEST_CASE("what was freed in stream order comes back before a block in host memo
     options->meminfo = told;
     const Engine engine;
     // Many that wait hide none that has come.
-    CUstream busy = nullptr;
-    REQUIRE(cuStreamCreate(&busy, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
+    HeldStream busy;
     CUdeviceptr waiting[10];
     for (CUdeviceptr& ptr : waiting) ptr = have(2 * kMiB);
-    static std::atomic<bool> go{false};
-    go = false;
-    REQUIRE(cuLaunchHostFunc(
-                busy,
-                [](void*) {
-                  for (int i = 0; i < 5000 && !go; ++i) usleep(1000);
-                },
-                nullptr) == CUDA_SUCCESS);
     for (const CUdeviceptr ptr : waiting) free_in_order(ptr, busy);
 
     CUcontext other = nullptr;  // the end of a managed block waits for its own context alone
@@ -265,12 +256,10 @@ TEST_CASE("what was freed in stream order comes back before a block in host memo
     const CUdeviceptr managed = have(150 * kMiB);
     CHECK(kind_of(managed) == Kind::managed);
     CHECK(release(managed) == CUDA_SUCCESS);
-    go = true;
+    busy.finish();
     const engine::Destruction end = engine::before_destroy(other);
     REQUIRE(cuCtxDestroy(other) == CUDA_SUCCESS);
     engine::after_destroy(end, true);
-    cuStreamSynchronize(busy);
-    cuStreamDestroy(busy);
     engine::make_room();
     CHECK(kvsim_host_bytes() == 0);
   }

@@ -177,9 +177,9 @@ std::uint64_t told_total(CUdevice device) noexcept {
                 device, format_size(bytes).c_str(), by, devices);
     } else {
       log::warn(
-          "device {}: KVSHIM_MEMINFO=virtual adds nothing: by the options, or by what the device "
-          "can "
-          "do, no block lies in host memory",
+          "device {}: KVSHIM_MEMINFO=virtual adds nothing: the options or the device let no block "
+          "lie "
+          "in host memory",
           device);
     }
   }
